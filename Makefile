@@ -1,0 +1,73 @@
+# Task Broker. `make help` lists what there is to do.
+.DEFAULT_GOAL := help
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup run test test-slow check format demo clients bench lock clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# --- installation: locked, with hashes, into .venv ------------------------------------------
+
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Task Broker needs Python 3.11 or newer")
+
+$(VENV)/.runtime: requirements/runtime.txt requirements/build.txt pyproject.toml
+	@$(PYTHON) -c '$(OLD_ENOUGH)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --require-hashes -r requirements/runtime.txt -r requirements/build.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+	$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+setup: $(VENV)/.dev ## Install everything for working on the project
+
+# --- using it -------------------------------------------------------------------------------
+
+run: $(VENV)/.runtime ## Run a broker with a Postgres of its own on http://127.0.0.1:8080
+	@TASKBROKER_LOG_FORMAT=$${TASKBROKER_LOG_FORMAT:-console} exec $(BIN)/taskbroker serve
+
+demo: $(VENV)/.dev ## Watch a real MCP client follow, cancel and answer tasks
+	@exec $(BIN)/python demo/run.py
+
+# --- judging it -----------------------------------------------------------------------------
+
+check: $(VENV)/.dev ## Format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: $(VENV)/.dev ## Run the tests on a real Postgres
+	$(BIN)/python -m pytest -m "not slow and not clients"
+
+test-slow: $(VENV)/.dev ## Run the tests that take long: crashes, races, fuzzing
+	$(BIN)/python -m pytest -m slow
+
+clients: $(VENV)/.dev ## Drive the broker with third-party MCP clients
+	$(BIN)/python -m pytest -m clients
+
+bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application
+	$(BIN)/python benchmarks/run.py
+
+# --- keeping it -----------------------------------------------------------------------------
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+UV_COMPILE := compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
+lock: ## Renew the locks in requirements/ (needs uv)
+	uv pip $(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
+	uv pip $(UV_COMPILE) --group build -o requirements/build.txt
+	uv pip $(UV_COMPILE) pyproject.toml --group build --group dev -c requirements/runtime.txt -c requirements/build.txt -o requirements/dev.txt
+
+clean: ## Remove what was installed and cached; the data in .taskbroker stays
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

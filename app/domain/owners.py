@@ -1,0 +1,42 @@
+"""Who a task belongs to: the credential of the MCP client whose call created it."""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class OwnerKind(StrEnum):
+    CLIENT_KEY = "client-key"
+    OPAQUE_TOKEN = "opaque-token"  # noqa: S105 - a kind of credential, not one
+    ANONYMOUS = "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An owner as its kind and the parts that identify the credential; no part is a secret."""
+
+    kind: OwnerKind
+    parts: tuple[str, ...] = ()
+
+    def canonical(self) -> bytes:
+        """Length-prefixed, so that no two different owners have the same form."""
+        return b"".join(
+            len(part).to_bytes(4, "big") + part
+            for part in (text.encode() for text in (self.kind, *self.parts))
+        )
+
+
+ANONYMOUS = Owner(OwnerKind.ANONYMOUS)
+
+
+def client_key_owner(key_id: str) -> Owner:
+    return Owner(OwnerKind.CLIENT_KEY, (key_id,))
+
+
+def opaque_token_owner(token: str) -> Owner:
+    return opaque_token_hash_owner(hashlib.sha256(token.encode()).hexdigest())
+
+
+def opaque_token_hash_owner(sha256_hex: str) -> Owner:
+    """`sha256_hex`: 64 hexadecimal digits, either case."""
+    return Owner(OwnerKind.OPAQUE_TOKEN, (sha256_hex.lower(),))
