@@ -1,0 +1,76 @@
+"""The database as the rest of the broker sees it: a pool, and the grouped hot statements."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection as Connection
+
+from app.db import tasks
+from app.db.decisions import Answer, Decide, decide
+from app.db.engine import Driver, close, connect, create_engine, transaction
+from app.db.grouping import Grouping
+from app.domain.tasks import Task
+
+__all__ = ["Connection", "Database"]
+
+READ_CONNECTIONS = 3
+WRITE_CONNECTIONS = 3
+CREATE_CONNECTIONS = 1
+
+
+class Database:
+    """One process's way to Postgres. Everything raises StorageUnavailable when there is none."""
+
+    def __init__(self, database_url: str) -> None:
+        self._url = database_url
+        self._engine = create_engine(database_url)
+        self._reads: Grouping[UUID, Task | None] = Grouping(
+            self.connect, tasks.read, connections=READ_CONNECTIONS, largest=256
+        )
+        self._creations: Grouping[Task, bool] = Grouping(
+            self.connect, tasks.create, connections=CREATE_CONNECTIONS, largest=64
+        )
+        self._decisions: Grouping[Decide[Any], Any] = Grouping(
+            self.connect,
+            decide,
+            connections=WRITE_CONNECTIONS,
+            largest=64,
+            key=lambda call: call.ref,
+        )
+
+    async def read(self, ref: UUID) -> Task | None:
+        """A task by its reference."""
+        return await self._reads.call(ref)
+
+    async def create(self, task: Task) -> bool:
+        """Stores a new task; False if its backend has used its `external_id` before."""
+        return await self._creations.call(task)
+
+    async def decide(self, call: Decide[Answer]) -> Answer:
+        """Decides about a task, commits what changes, and gives the decision's answer."""
+        answer: Answer = await self._decisions.call(call)
+        return answer
+
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        """One transaction on the pool, for everything that is not hot."""
+        return transaction(self._engine)
+
+    async def connect(self) -> Driver:
+        """A driver connection of one's own."""
+        return await connect(self._url)
+
+    @asynccontextmanager
+    async def own_connection(self) -> AsyncIterator[Driver]:
+        """A driver connection for the length of a block."""
+        connection = await self.connect()
+        try:
+            yield connection
+        finally:
+            await close(connection)
+
+    async def close(self) -> None:
+        for grouping in (self._reads, self._creations, self._decisions):
+            await grouping.close()
+        await self._engine.dispose()

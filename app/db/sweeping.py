@@ -1,0 +1,92 @@
+"""What time does to stored tasks: overdue ones are ended, expired ones are purged.
+
+Every pass takes a bounded batch and skips rows that another replica holds, so any number of
+sweepers work side by side.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Column, bindparam, delete, select, tuple_
+
+from app.db import schema
+from app.db.decisions import Change, read_locked, write
+from app.db.engine import Driver, storage_errors
+from app.db.statements import Statement
+from app.domain.tasks import Task
+
+T = schema.tasks
+SEEN = schema.events_seen
+
+
+def _due(due_at: Column[Any]) -> Statement:
+    return Statement(
+        select(T.c.task_ref)
+        .where(due_at <= bindparam("now", type_=schema.Moment))
+        .order_by(due_at)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+CANCEL_DUE = _due(T.c.cancel_due_at)
+STALL_DUE = _due(T.c.stall_due_at)
+
+_doomed = (
+    select(T.c.task_ref)
+    .where(T.c.expires_at <= bindparam("cutoff", type_=schema.Moment))
+    .order_by(T.c.expires_at)
+    .limit(bindparam("limit"))
+    .with_for_update(skip_locked=True)
+)
+PURGE = Statement(delete(T).where(T.c.task_ref.in_(_doomed)).returning(T.c.task_ref))
+
+_old = (
+    select(SEEN.c.backend_id, SEEN.c.webhook_id)
+    .where(SEEN.c.seen_at <= bindparam("cutoff", type_=schema.Moment))
+    .order_by(SEEN.c.seen_at)
+    .limit(bindparam("limit"))
+    .with_for_update(skip_locked=True)
+)
+FORGET = Statement(
+    delete(SEEN)
+    .where(tuple_(SEEN.c.backend_id, SEEN.c.webhook_id).in_(_old))
+    .returning(SEEN.c.backend_id)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A kind of overdue task: how a batch is found and locked, and the move that ends one."""
+
+    batch: Statement
+    move: Callable[[Task, datetime], Task]
+    what: str
+
+
+async def end_overdue(connection: Driver, overdue: Overdue, now: datetime, limit: int) -> int:
+    """Makes the move for a batch of overdue tasks; the number of tasks that were taken."""
+    with storage_errors():
+        async with connection.transaction():
+            rows = await overdue.batch.fetch(connection, now=now, limit=limit)
+            stored = await read_locked(connection, {row[0]: None for row in rows})
+            changes = [
+                Change(before=task, after=moved, what=overdue.what, by="sweeper", at=now)
+                for task, _ in stored.values()
+                if (moved := overdue.move(task, now)) is not task
+            ]
+            if changes:
+                await write(connection, changes)
+    return len(rows)
+
+
+async def purge(connection: Driver, cutoff: datetime, limit: int) -> int:
+    """Deletes a batch of tasks, with all that belongs to them, that expired before `cutoff`."""
+    return len(await PURGE.fetch(connection, cutoff=cutoff, limit=limit))
+
+
+async def forget_events(connection: Driver, cutoff: datetime, limit: int) -> int:
+    """Forgets a batch of webhook-ids that were applied before `cutoff`."""
+    return len(await FORGET.fetch(connection, cutoff=cutoff, limit=limit))
