@@ -1,0 +1,92 @@
+"""The little that the plain ASGI endpoints need: headers, a bounded body, one answer."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import Invalid, TooLarge
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP response with its whole body."""
+
+    status: int
+    body: bytes = b""
+    content_type: bytes | None = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class ClientGone(Exception):
+    """The peer closed the connection before its request was complete."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Header values by lower-case name; a repeated one is joined with a comma (RFC 9110, 5.3)."""
+    pairs: list[tuple[bytes, bytes]] = scope["headers"]
+    headers = dict(pairs)
+    if len(headers) != len(pairs):
+        headers = {}
+        for name, value in pairs:
+            headers[name] = headers[name] + b", " + value if name in headers else value
+    return headers
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it is over `limit` bytes, or ClientGone."""
+    declared = headers.get(b"content-length")
+    if declared is not None and (not declared.isdigit() or int(declared) > limit):
+        raise _too_large(limit) if declared.isdigit() else Invalid("Content-Length is no number.")
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        body = await _read_on(body, receive, limit)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+async def _read_on(start: bytes, receive: Receive, limit: int) -> bytes:
+    chunks, size, more = [start], len(start), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        more = message.get("more_body", False)
+        if size > limit:
+            raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is larger than this broker accepts ({limit} bytes).")
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    headers: list[tuple[bytes, bytes]] = [(b"content-length", b"%d" % len(answer.body))]
+    if answer.content_type is not None and answer.body:
+        headers.append((b"content-type", answer.content_type))
+    headers.extend(answer.headers)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def text_header(headers: Headers, name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def retry_after(seconds: int) -> Iterable[tuple[bytes, bytes]]:
+    return ((b"retry-after", b"%d" % seconds),)

@@ -1,0 +1,45 @@
+"""Cancel: the owner wishes it, the operator does it."""
+
+from uuid import UUID
+
+from app.broker.context import Broker
+from app.broker.read import own_ref
+from app.db.decisions import Change, Decide
+from app.domain import tasks
+from app.domain.task_ids import Fingerprints
+from app.domain.tasks import RpcError, Task
+from app.errors import Expired, NotFound
+
+
+async def request_cancel(broker: Broker, task_id: str, owner: Fingerprints) -> None:
+    """Records the owner's wish, once, for the backend to see; committed on return.
+
+    Nothing changes on a terminal task. Raises NotFound or Expired.
+    """
+
+    def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
+        now = broker.clock()
+        if task is None:
+            raise NotFound
+        if task.expired(now):
+            raise Expired
+        after = tasks.request_cancel(task, now, broker.policy.cancel_grace_ms)
+        if after is task:
+            return None, None
+        return None, Change(task, after, "cancel requested", "owner", now)
+
+    await broker.db.decide(Decide(own_ref(broker, task_id, owner), decision))
+
+
+async def end_as_operator(broker: Broker, ref: UUID, error: RpcError | None) -> Task:
+    """Ends a live task: cancelled, or failed with an error. Raises NotFound or Refused."""
+
+    def decision(task: Task | None, _seen: bool) -> tuple[Task, Change | None]:
+        now = broker.clock()
+        if task is None:
+            raise NotFound
+        after = tasks.cancel(task, now) if error is None else tasks.fail(task, error, now)
+        what = "cancelled" if error is None else "failed"
+        return after, Change(task, after, what, "operator", now)
+
+    return await broker.db.decide(Decide(ref, decision))

@@ -1,0 +1,62 @@
+"""What the verbs work with."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from cachetools import TTLCache
+
+from app.db.database import Database
+from app.domain.backends import Backend
+from app.domain.clock import Clock
+from app.domain.lifetimes import Lifetimes
+from app.domain.task_ids import Keyring
+from app.domain.tasks import Task
+
+CACHE_SECONDS = 60.0
+_TASK_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator has set. Milliseconds."""
+
+    lifetimes: Lifetimes
+    poll_interval_ms: int
+    cancel_grace_ms: int
+    expired_grace_ms: int
+
+    def lifetimes_for(self, backend: Backend) -> Lifetimes:
+        return self.lifetimes.narrowed(backend.terms.default_ttl_ms, backend.terms.max_ttl_ms)
+
+
+class TerminalTasks:
+    """A bounded memory of terminal tasks, which never change again.
+
+    Bounded in bytes, and in time, so that what an operator removes is forgotten on every replica
+    within a minute.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._tasks: TTLCache[UUID, Task] = TTLCache(max_bytes, CACHE_SECONDS, getsizeof=_size)
+
+    def get(self, ref: UUID) -> Task | None:
+        return self._tasks.get(ref)
+
+    def add(self, task: Task) -> None:
+        if task.status.terminal and _size(task) <= self._tasks.maxsize:
+            self._tasks[task.ref] = task
+
+
+def _size(task: Task) -> int:
+    return _TASK_OVERHEAD_BYTES + len(task.result or "") + len(task.error or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The verbs' tools, made once by the composition root."""
+
+    db: Database
+    keyring: Keyring
+    clock: Clock
+    policy: Policy
+    terminal_tasks: TerminalTasks

@@ -1,0 +1,129 @@
+"""Logs and metrics. Nothing secret leaves through here: the redaction is the last step of a log.
+
+A task id, a key and a token may each be used by whoever reads them, so a line that would carry
+one is cut, wherever it came from: our own words, a library's, a traceback's.
+"""
+
+import logging
+import re
+import sys
+from typing import Any, Literal
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from structlog.types import EventDict, Processor
+
+REDACTED = "[redacted]"
+_SECRET = re.compile(
+    r"""
+      \b(?:tbk|tbc)_[\w-]{8,}                 # keys of the broker
+    | \bwhsec_[\w+/=-]{8,}                    # webhook secrets
+    | (?i:\bbearer)\s+[\x21-\x7e]+            # credentials in a header
+    | \beyJ[\w-]{8,}(?:\.[\w-]*){0,2}         # JSON web tokens
+    | (?<![\w-])[\w-]{64}(?![\w-])            # task ids
+    | (?<=://)[^\s/@:]*:[^\s/@]*@             # passwords in URLs
+    """,
+    re.VERBOSE | re.ASCII,
+)
+
+
+def redact(text: str) -> str:
+    """The text without anything that looks like a task id, a key, a token or a secret."""
+    return _SECRET.sub(REDACTED, text)
+
+
+def _redacted(value: Any) -> Any:
+    match value:
+        case str():
+            return redact(value)
+        case bool() | int() | float() | None:
+            return value
+        case dict():
+            return {_redacted(key): _redacted(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_redacted(item) for item in value]
+        case _:
+            return redact(str(value))
+
+
+def _redact_event(_logger: object, _name: str, event: EventDict) -> EventDict:
+    event.pop("color_message", None)  # uvicorn says everything twice
+    return {key: _redacted(value) for key, value in event.items()}
+
+
+def set_up_logs(level: str, style: Literal["json", "console"]) -> None:
+    """One line on standard error for each event, the libraries' own included."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.format_exc_info,
+        _redact_event,
+    ]
+    render: Processor = (
+        structlog.processors.JSONRenderer()
+        if style == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("sqlalchemy", "alembic", "asyncio"):  # a line for every statement or callback
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+class Metrics:
+    """The counters of one process."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self.mcp_requests = Counter(
+            "taskbroker_mcp_requests",
+            "MCP requests by method and outcome (ok, or the JSON-RPC error code)",
+            ["method", "outcome"],
+            registry=registry,
+        )
+        self.mcp_seconds = Histogram(
+            "taskbroker_mcp_request_seconds",
+            "Time to answer an MCP request",
+            ["method"],
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+            registry=registry,
+        )
+        self.missing_mcp_name = Counter(
+            "taskbroker_mcp_name_missing",
+            "tasks/* requests without the Mcp-Name header, tolerated unless STRICT_HEADERS is set",
+            registry=registry,
+        )
+        self.events = Counter(
+            "taskbroker_events",
+            "Events of tool servers by outcome (a verdict, or the HTTP status of a refusal)",
+            ["outcome"],
+            registry=registry,
+        )
+        self.created = Counter("taskbroker_tasks_created", "Tasks created", registry=registry)
+        self.swept = Counter(
+            "taskbroker_swept",
+            "Tasks and webhook-ids that the sweeper of this process took care of",
+            ["what"],
+            registry=registry,
+        )
