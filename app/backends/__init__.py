@@ -1,0 +1,1 @@
+"""REST and inbound webhooks, towards tool servers."""

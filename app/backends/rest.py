@@ -1,0 +1,126 @@
+"""`/v1/tasks`: backends create tasks and look at their own."""
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from msgspec import UNSET
+
+from app.asgi import Answer, headers_of, read_body
+from app.auth.callers import Callers, bearer_token
+from app.auth.senders import Senders
+from app.backends import documentation, inputs, outputs
+from app.backends.inputs import OwnerBody
+from app.broker.context import Broker
+from app.broker.create import create
+from app.broker.read import page, read_of_backend
+from app.db.tasks import Filter
+from app.domain.backends import Backend
+from app.domain.owners import ANONYMOUS, Owner, opaque_token_hash_owner
+from app.domain.tasks import Status
+from app.errors import Fault, Forbidden, Invalid, Refused, Unauthenticated
+from app.rawjson import storable
+from app.telemetry import Metrics
+
+MAX_PAGE = 200
+
+
+def to_response(answer: Answer) -> Response:
+    content_type = (answer.content_type or b"application/json").decode()
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, answer.status, headers, content_type)
+
+
+def router(
+    broker: Broker, callers: Callers, senders: Senders, metrics: Metrics, *, max_body_bytes: int
+) -> APIRouter:
+    """The routes, on these parts of the broker."""
+    routes = APIRouter(prefix="/v1", tags=["tasks"], default_response_class=Response)
+
+    async def sender(request: Request) -> Backend:
+        return await senders.by_key(request.headers.get("authorization"))
+
+    @routes.post("/tasks", **documentation.CREATE)
+    async def create_task(request: Request) -> Response:
+        backend = await sender(request)
+        body = await read_body(headers_of(request.scope), request.receive, max_body_bytes)
+        wanted, owner = inputs.new_task(body)
+        fingerprints = broker.keyring.fingerprints(await _owner(callers, backend, owner))
+        made = await create(broker, backend, fingerprints, wanted)
+        if made.new:
+            metrics.created.inc()
+        return to_response(Answer(201 if made.new else 200, outputs.created(made)))
+
+    @routes.get("/tasks/{task_ref}", **documentation.READ)
+    async def read_task(request: Request, task_ref: str) -> Response:
+        backend = await sender(request)
+        task = await read_of_backend(broker, backend, inputs.task_ref(task_ref))
+        return to_response(Answer(200, outputs.task(task)))
+
+    @routes.get("/tasks", **documentation.LIST)
+    async def list_tasks(
+        request: Request,
+        status: Status | None = None,
+        externalId: Annotated[str | None, Query(min_length=1, max_length=255)] = None,  # noqa: N803
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+        cursor: str | None = None,
+    ) -> Response:
+        backend = await sender(request)
+        if externalId is not None and not storable(externalId):
+            raise Invalid(faults=[Fault("/externalId", "must not contain NUL")])
+        wanted = Filter(
+            now=broker.clock(),
+            backend_id=backend.id,
+            status=status,
+            external_id=externalId,
+            before=None if cursor is None else _decode_cursor(cursor),
+            limit=limit,
+        )
+        tasks, next_start = await page(broker, wanted)
+        following = None if next_start is None else _encode_cursor(next_start)
+        return to_response(Answer(200, outputs.page(tasks, following)))
+
+    return routes
+
+
+async def _owner(callers: Callers, backend: Backend, owner: OwnerBody) -> Owner:
+    given = [name for name in OwnerBody.__struct_fields__ if getattr(owner, name) is not UNSET]
+    if given == ["authorization"]:
+        return await _owner_of_credential(callers, str(owner.authorization))
+    if given == ["token_sha256"]:
+        return opaque_token_hash_owner(inputs.token_hash(owner))
+    if given == ["anonymous"] and owner.anonymous is True:
+        if not backend.terms.allow_anonymous:
+            raise Forbidden(f"The backend {backend.name} may not have anonymous owners.")
+        return ANONYMOUS
+    if {"handle", "issuer", "subject"} & set(given):
+        detail = "gateway handles and OAuth parts are not understood by this release"
+    else:
+        detail = "give exactly one of authorization, tokenSha256, anonymous (true)"
+    raise Refused("The owner is not well formed.", faults=[Fault("/owner", detail)])
+
+
+async def _owner_of_credential(callers: Callers, authorization: str) -> Owner:
+    try:
+        return await callers.owner_of_token(bearer_token(authorization))
+    except Unauthenticated as error:
+        raise Refused(
+            "The owner's credential is not valid.",
+            faults=[Fault("/owner/authorization", error.detail)],
+        ) from None
+
+
+def _encode_cursor(ref: UUID) -> str:
+    return urlsafe_b64encode(ref.bytes).decode().rstrip("=")
+
+
+def _decode_cursor(cursor: str) -> UUID:
+    try:
+        return UUID(bytes=urlsafe_b64decode(cursor + "=="))
+    except (binascii.Error, ValueError):
+        raise Invalid(
+            "The cursor is not one of this broker's; pass a nextCursor on as it is.",
+            faults=[Fault("/cursor", "malformed")],
+        ) from None

@@ -1,0 +1,189 @@
+"""The composition root: every part is made here, once, and handed to those who need it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from app import __version__
+from app.asgi import Application, ClientGone, Receive, Scope, Send
+from app.auth.callers import Callers
+from app.auth.keys import SecretBox
+from app.auth.senders import Senders
+from app.backends import documentation, rest
+from app.backends.problems import document, problem
+from app.backends.rest import to_response
+from app.backends.webhook import PREFIX as WEBHOOKS
+from app.backends.webhook import WebhookEndpoint
+from app.broker.context import Broker, Policy, TerminalTasks
+from app.db import health, migrations
+from app.db.database import Database
+from app.domain.clock import Clock, utc_now
+from app.domain.lifetimes import Lifetimes
+from app.domain.task_ids import Keyring
+from app.errors import BrokerError, Fault, StorageUnavailable
+from app.mcp.endpoint import Doorkeeper, McpEndpoint
+from app.settings import Settings
+from app.telemetry import Metrics
+from app.workers.sweeper import run_sweeper
+
+log = structlog.get_logger(__name__)
+
+
+def create_broker(settings: Settings, clock: Clock = utc_now) -> Broker:
+    """The verbs' tools. The settings must name a database and secret keys."""
+    if settings.database_url is None or not settings.secret_keys:
+        raise ValueError("a broker needs a database and secret keys")
+    return Broker(
+        db=Database(settings.database_url),
+        keyring=Keyring(settings.keys),
+        clock=clock,
+        policy=Policy(
+            lifetimes=Lifetimes(
+                default_ttl_ms=settings.default_ttl_ms,
+                max_ttl_ms=settings.max_ttl_ms,
+                unlimited_allowed=settings.allow_unlimited_ttl,
+            ),
+            poll_interval_ms=settings.default_poll_interval_ms,
+            cancel_grace_ms=settings.cancel_grace_ms,
+            expired_grace_ms=settings.expired_grace_ms,
+        ),
+        terminal_tasks=TerminalTasks(settings.cache_bytes),
+    )
+
+
+def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
+    """The whole service as one ASGI application.
+
+    The two hot endpoints are plain ASGI callables beside FastAPI, which serves the rest.
+    """
+    broker = create_broker(settings, clock)
+    metrics = Metrics(CollectorRegistry())
+    callers = Callers(broker.db)
+    senders = Senders(broker.db, SecretBox(settings.keys), clock)
+    mcp = McpEndpoint(
+        broker,
+        callers,
+        Doorkeeper(
+            bound_to=settings.host,
+            allowed_hosts=settings.allowed_hosts,
+            allowed_origins=settings.allowed_origins,
+        ),
+        metrics,
+        max_body_bytes=settings.max_body_bytes,
+        strict_headers=settings.strict_headers,
+    )
+    webhook = WebhookEndpoint(broker, senders, metrics, max_body_bytes=settings.max_body_bytes)
+    api = _create_api(settings, broker, metrics)
+    api.include_router(
+        rest.router(broker, callers, senders, metrics, max_body_bytes=settings.max_body_bytes)
+    )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path == "/mcp":
+                return await mcp(scope, receive, send)
+            if path.startswith(WEBHOOKS):
+                return await webhook(scope, receive, send)
+        return await api(scope, receive, send)
+
+    return application
+
+
+def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeper = asyncio.create_task(run_sweeper(broker, metrics, settings.sweep_interval_ms))
+        yield
+        sweeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sweeper
+        await broker.db.close()
+
+    api = FastAPI(
+        title="Task Broker",
+        version=__version__,
+        summary="The backend API: tool servers create MCP tasks and report on them.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    _add_operations(api, broker, metrics)
+    _add_error_handlers(api)
+    api.openapi = lambda: _openapi(api)  # type: ignore[method-assign]  # FastAPI's own way to extend
+    return api
+
+
+def _add_operations(api: FastAPI, broker: Broker, metrics: Metrics) -> None:
+    head = migrations.head()
+
+    @api.get("/healthz", include_in_schema=False)
+    async def healthz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    @api.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        try:
+            revision = await health.revision(broker.db)
+        except StorageUnavailable:
+            return Response("the database cannot be reached\n", 503, media_type="text/plain")
+        if revision != head:
+            said = f"the schema is at {revision}, this program needs {head}: run migrate\n"
+            return Response(said, 503, media_type="text/plain")
+        return Response("ready\n", media_type="text/plain")
+
+    @api.get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_error_handlers(api: FastAPI) -> None:
+    @api.exception_handler(BrokerError)
+    async def refused(_: Request, error: BrokerError) -> Response:
+        answer = problem(error)
+        if answer.status == 500:
+            log.error("request failed", reason=error.detail)
+        return to_response(answer)
+
+    @api.exception_handler(RequestValidationError)
+    async def bad_parameters(_: Request, error: RequestValidationError) -> Response:
+        faults = tuple(
+            Fault("/" + "/".join(str(step) for step in fault["loc"][1:]), str(fault["msg"]))
+            for fault in error.errors()
+        )
+        title = "The request cannot be read"
+        detail = "A parameter of the query has a bad value."
+        return to_response(document(400, "invalid", title, detail, faults))
+
+    @api.exception_handler(HTTPException)
+    async def not_here(_: Request, error: HTTPException) -> Response:
+        answer = document(error.status_code, "http", str(error.detail), str(error.detail))
+        response = to_response(answer)
+        response.headers.update(error.headers or {})
+        return response
+
+    @api.exception_handler(ClientGone)
+    async def client_gone(_: Request, __: ClientGone) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @api.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        log.error("request failed", exc_info=error)
+        return to_response(problem(BrokerError()))
+
+
+def _openapi(api: FastAPI) -> dict[str, object]:
+    if api.openapi_schema is None:
+        schema = get_openapi(
+            title=api.title, version=api.version, summary=api.summary, routes=api.routes
+        )
+        schema["paths"][WEBHOOKS + "{backend}"] = documentation.WEBHOOK_PATH
+        schema.setdefault("components", {})["securitySchemes"] = documentation.SECURITY_SCHEMES
+        api.openapi_schema = schema
+    return api.openapi_schema

@@ -1,0 +1,1 @@
+"""JSON-RPC over Streamable HTTP, towards MCP clients."""

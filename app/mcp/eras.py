@@ -1,0 +1,162 @@
+"""Which protocol era a request belongs to, decided before anything is looked up.
+
+modern   `params._meta` names a protocol version, or the header `MCP-Protocol-Version` says
+         2026-07-28: the request stands alone, with its version and capabilities inside
+legacy   everything else: the eras that begin with `initialize`
+
+(MCP 2026-07-28: "Versioning", "Streamable HTTP / Server Validation", "General fields / _meta".)
+"""
+
+import binascii
+import json
+import re
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app import rawjson
+from app.asgi import Headers, text_header
+from app.errors import Invalid
+from app.mcp.jsonrpc import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    UNSUPPORTED_VERSION,
+    Request,
+    RpcFailure,
+)
+from app.views import modern
+
+SUPPORTED = (modern.VERSION,)
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+
+_SENTINEL = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+_NOTHING = Raw(b"{}")
+T = TypeVar("T")
+
+
+class Params(Struct, rename={"meta": "_meta", "task_id": "taskId"}):
+    """The members of `params` that the broker looks at; any other is allowed."""
+
+    meta: Raw | UnsetType = UNSET
+    task_id: Raw | UnsetType = UNSET
+    inputResponses: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
+    protocolVersion: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
+
+
+class _Meta(Struct, rename={"version": VERSION_KEY, "capabilities": CAPABILITIES_KEY}):
+    version: Raw | UnsetType = UNSET
+    capabilities: Raw | UnsetType = UNSET
+
+
+class _Capabilities(Struct):
+    extensions: Raw | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Modern:
+    """A request of 2026-07-28 whose version and routing headers are in order."""
+
+    params: Params
+    extensions: frozenset[str]
+    """The extensions that the client declared on this very request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """A request of the eras before."""
+
+    params: Params
+
+
+def classify(request: Request, headers: Headers) -> Modern | Legacy | RpcFailure:
+    """The era of a request, or the error that answers it."""
+    try:
+        return _classify(request, headers)
+    except RpcFailure as failure:
+        return failure
+
+
+def _classify(request: Request, headers: Headers) -> Modern | Legacy:
+    header = text_header(headers, b"mcp-protocol-version")
+    params = part(request.params or _NOTHING, Params, "params")
+    meta = _Meta() if params.meta is UNSET else part(params.meta, _Meta, "params._meta")
+    if meta.version is UNSET and header != modern.VERSION:
+        return Legacy(params)
+    if header is None:
+        raise mismatch("the MCP-Protocol-Version header is missing")
+    if meta.version is UNSET:
+        raise invalid_params(f'params._meta needs "{VERSION_KEY}"')
+    version = part(meta.version, str, f"params._meta[{VERSION_KEY}]")
+    if version != header:
+        raise mismatch("the MCP-Protocol-Version header differs from the version in params._meta")
+    if version not in SUPPORTED:
+        raise unsupported(version)
+    method = text_header(headers, b"mcp-method")
+    if method is None:
+        raise mismatch("the Mcp-Method header is missing")
+    if method != request.method:
+        raise mismatch("the Mcp-Method header differs from the method in the body")
+    if meta.capabilities is UNSET:
+        raise invalid_params(f'params._meta needs "{CAPABILITIES_KEY}"')
+    return Modern(params, _extensions(meta.capabilities))
+
+
+def _extensions(raw: Raw) -> frozenset[str]:
+    where = f"params._meta[{CAPABILITIES_KEY}]"
+    capabilities = part(raw, _Capabilities, where)
+    if capabilities.extensions is UNSET:
+        return frozenset()
+    extensions = part(capabilities.extensions, dict[str, Raw], f"{where}.extensions")
+    return frozenset(name for name, value in extensions.items() if rawjson.is_object(value))
+
+
+def check_name(headers: Headers, task_id: str) -> bool:
+    """Whether `Mcp-Name` is there; raises a HeaderMismatch when it names something else."""
+    value = text_header(headers, b"mcp-name")
+    if value is None:
+        return False
+    if decode_header_value(value) != task_id:
+        raise mismatch("the Mcp-Name header differs from params.taskId")
+    return True
+
+
+def decode_header_value(value: str) -> str | None:
+    """The text in a header that may be wrapped as `=?base64?…?=`; `None` if that is malformed."""
+    wrapped = _SENTINEL.fullmatch(value)
+    if wrapped is None:
+        return value
+    try:
+        return b64decode(wrapped[1], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def part(raw: Raw, shape: type[T], where: str) -> T:
+    """A part of the params as `shape`; the wrong type is an Invalid params."""
+    try:
+        return rawjson.decode(raw, shape)
+    except Invalid as error:
+        details = "; ".join(fault.detail for fault in error.faults) or error.detail
+        raise invalid_params(f"{where}: {details}") from None
+
+
+def invalid_params(detail: str) -> RpcFailure:
+    return RpcFailure(INVALID_PARAMS, f"Invalid params: {detail}", 400)
+
+
+def mismatch(detail: str) -> RpcFailure:
+    return RpcFailure(HEADER_MISMATCH, f"Header mismatch: {detail}", 400)
+
+
+def unsupported(requested: str) -> RpcFailure:
+    data = json.dumps({"supported": list(SUPPORTED), "requested": requested})
+    names = ", ".join(SUPPORTED)
+    return RpcFailure(
+        UNSUPPORTED_VERSION,
+        f"Unsupported protocol version; this server speaks {names}",
+        400,
+        data,
+    )

@@ -1,0 +1,134 @@
+"""JSON-RPC 2.0 envelopes as MCP restricts them: one request or notification, ids never null."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app import rawjson
+from app.rawjson import Malformed, WrongShape
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+HEADER_MISMATCH = -32020
+MISSING_CLIENT_CAPABILITY = -32021
+UNSUPPORTED_VERSION = -32022
+
+_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)")
+
+
+class RpcFailure(Exception):
+    """A JSON-RPC error answer. `data` is JSON text; `status` the HTTP status that goes with it."""
+
+    def __init__(self, code: int, message: str, status: int, data: str | None = None) -> None:
+        self.code = code
+        self.message = message
+        self.status = status
+        self.data = data
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`id` is the JSON text that came in, so that it goes back with its type and digits."""
+
+    id: bytes
+    method: str
+    params: Raw | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    method: str
+
+
+class _Envelope(Struct):
+    jsonrpc: Raw | UnsetType = UNSET
+    method: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+
+
+class _Plain(Struct):
+    """The envelope of a well-formed request; everything else takes the way that explains."""
+
+    jsonrpc: str
+    method: str
+    id: Raw | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+
+
+def parse(body: bytes) -> Request | Notification:
+    """The message in an HTTP body. Raises BadMessage."""
+    try:
+        envelope = rawjson.decode_body(body, _Plain)
+    except Malformed as error:
+        raise BadMessage(PARSE_ERROR, f"Parse error: {error.detail}", None) from None
+    except WrongShape:
+        raise _explained(body) from None
+    rpc_id = _id(envelope.id)
+    if envelope.jsonrpc != "2.0":
+        raise BadMessage(INVALID_REQUEST, 'Invalid request: "jsonrpc" must be "2.0"', rpc_id)
+    if envelope.params is UNSET:
+        params = None
+    elif rawjson.is_object(envelope.params):
+        params = envelope.params
+    else:
+        raise BadMessage(INVALID_PARAMS, 'Invalid params: "params" must be an object', rpc_id)
+    if rpc_id is None:
+        return Notification(envelope.method)
+    return Request(rpc_id, envelope.method, params)
+
+
+class BadMessage(RpcFailure):
+    """The body is not a message that MCP knows. `id` is the message's, if it could be read."""
+
+    def __init__(self, code: int, message: str, rpc_id: bytes | None) -> None:
+        super().__init__(code, message, 400)
+        self.id = rpc_id
+
+
+def _id(raw: Raw | UnsetType) -> bytes | None:
+    """A request's id as JSON text, `None` for a notification."""
+    if raw is UNSET:
+        return None
+    text = bytes(raw)
+    if text[:1] == b'"' or _INTEGER.fullmatch(text):
+        return text
+    raise BadMessage(INVALID_REQUEST, 'Invalid request: "id" must be a string or an integer', None)
+
+
+def _explained(body: bytes) -> BadMessage:
+    if body.lstrip()[:1] == b"[":
+        return BadMessage(
+            INVALID_REQUEST, "Invalid request: send one message, batches are not part of MCP", None
+        )
+    try:
+        envelope = rawjson.decode(body, _Envelope)
+        rpc_id = _id(envelope.id)
+    except BadMessage as bad:
+        return bad
+    except WrongShape:
+        return BadMessage(INVALID_REQUEST, "Invalid request: the body must be an object", None)
+    return BadMessage(
+        INVALID_REQUEST,
+        'Invalid request: "jsonrpc" and "method" must be present, and texts',
+        rpc_id,
+    )
+
+
+def result_body(rpc_id: bytes, result: str) -> bytes:
+    """A response with a result that is JSON text already."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (rpc_id, result.encode())
+
+
+def error_body(rpc_id: bytes | None, failure: RpcFailure) -> bytes:
+    """An error response; without an id where the request's could not be read."""
+    head = b"" if rpc_id is None else b'"id":%b,' % rpc_id
+    data = "" if failure.data is None else f',"data":{failure.data}'
+    error = f'{{"code":{failure.code},"message":{json.dumps(failure.message)}{data}}}'
+    return b'{"jsonrpc":"2.0",%b"error":%b}' % (head, error.encode())
