@@ -1,0 +1,5 @@
+"""`python -m app` is `taskbroker`."""
+
+from app.cli import main
+
+main()

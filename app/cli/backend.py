@@ -1,0 +1,231 @@
+"""`taskbroker backend`: tool servers that may use the broker."""
+
+import secrets
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from app.auth.keys import SecretBox, key_hash, new_backend_key
+from app.broker.context import Broker
+from app.cli.runtime import AsJson, note, print_members, print_rows, run
+from app.db import backends
+from app.db.database import Connection
+from app.domain import signing
+from app.domain.backends import NAME, Backend, BackendTerms
+from app.domain.clock import iso
+from app.errors import NotFound, Refused
+from app.settings import Settings
+
+app = typer.Typer(help="Tool servers that may use the broker.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The backend's name.")]
+Overlap = Annotated[
+    float,
+    typer.Option(min=0, help="For how many hours what is valid now goes on to be; 0 ends it."),
+]
+
+
+@app.command()
+def add(
+    name: Name,
+    mcp_url: Annotated[str | None, typer.Option(help="Where its MCP endpoint is.")] = None,
+    callback_url: Annotated[str | None, typer.Option(help="Where it wants its signals.")] = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Tasks may belong to nobody in particular.")
+    ] = False,
+    max_ttl_ms: Annotated[int | None, typer.Option(min=1, help="Longest life of a task.")] = None,
+    default_ttl_ms: Annotated[int | None, typer.Option(min=1, help="Life when not asked.")] = None,
+    poll_interval_ms: Annotated[int | None, typer.Option(min=1, help="Hint to clients.")] = None,
+    forward_unknown_tasks: Annotated[
+        bool, typer.Option("--forward-unknown-tasks", help="For servers that keep some tasks.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register a tool server. Its API key and webhook secret are shown now and never again.
+
+    Example: `taskbroker backend add image-tools --json`
+    """
+    if NAME.fullmatch(name) is None:
+        raise Refused("A name has 1 to 63 of a-z, 0-9 and -, and does not begin with -.")
+    for url in filter(None, (mcp_url, callback_url)):
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise Refused("A URL must begin with http:// or https:// and name a host.")
+    if mcp_url or callback_url:
+        note("Kept for later: this release neither forwards to mcp-url nor calls callback-url.")
+    terms = BackendTerms(
+        mcp_url=mcp_url,
+        callback_url=callback_url,
+        allow_anonymous=allow_anonymous,
+        forward_unknown_tasks=forward_unknown_tasks,
+        default_ttl_ms=default_ttl_ms,
+        max_ttl_ms=max_ttl_ms,
+        poll_interval_ms=poll_interval_ms,
+    )
+    key, secret = new_backend_key(), secrets.token_bytes(32)
+
+    async def action(broker: Broker, settings: Settings) -> None:
+        async with broker.db.transaction() as connection:
+            backend = await backends.add(connection, name, terms)
+            await backends.add_key(connection, backend.id, key_hash(key))
+            closed = SecretBox(settings.keys).close(secret)
+            await backends.add_secret(connection, backend.id, closed)
+
+    run(action)
+    shown = {"name": name, "apiKey": key, "webhookSecret": signing.encode_secret(secret)}
+    print_members(shown, as_json=as_json)
+
+
+@app.command("list")
+def list_backends(as_json: AsJson = False) -> None:
+    """List the backends.
+
+    Example: `taskbroker backend list`
+    """
+
+    async def action(broker: Broker, _: Settings) -> list[Backend]:
+        async with broker.db.transaction() as connection:
+            return await backends.all_of_them(connection)
+
+    rows = [
+        {
+            "name": backend.name,
+            "enabled": backend.disabled_at is None,
+            "anonymous": backend.terms.allow_anonymous,
+            "createdAt": iso(backend.created_at),
+        }
+        for backend in run(action)
+    ]
+    print_rows(rows, as_json=as_json, nothing="No backends yet: `taskbroker backend add NAME`.")
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show one backend and what was set for it.
+
+    Example: `taskbroker backend show image-tools`
+    """
+
+    async def action(broker: Broker, _: Settings) -> tuple[Backend, int]:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            return backend, await backends.live_tasks(connection, backend.id)
+
+    backend, live = run(action)
+    members: dict[str, Any] = {
+        "name": backend.name,
+        "enabled": backend.disabled_at is None,
+        "createdAt": iso(backend.created_at),
+        "liveTasks": live,
+        "mcpUrl": backend.terms.mcp_url,
+        "callbackUrl": backend.terms.callback_url,
+        "allowAnonymous": backend.terms.allow_anonymous,
+        "forwardUnknownTasks": backend.terms.forward_unknown_tasks,
+        "defaultTtlMs": backend.terms.default_ttl_ms,
+        "maxTtlMs": backend.terms.max_ttl_ms,
+        "pollIntervalMs": backend.terms.poll_interval_ms,
+    }
+    print_members(members, as_json=as_json)
+
+
+@app.command()
+def disable(name: Name) -> None:
+    """Refuse a backend's requests until it is enabled again. Clients can still read its tasks.
+
+    Example: `taskbroker backend disable image-tools`
+    """
+    _set_enabled(name, enabled=False)
+    print(f"{name} is disabled.")
+
+
+@app.command()
+def enable(name: Name) -> None:
+    """Let a disabled backend in again.
+
+    Example: `taskbroker backend enable image-tools`
+    """
+    _set_enabled(name, enabled=True)
+    print(f"{name} is enabled.")
+
+
+def _set_enabled(name: str, *, enabled: bool) -> None:
+    async def action(broker: Broker, _: Settings) -> None:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            at = None if enabled else broker.clock()
+            await backends.set_disabled(connection, backend.id, at)
+
+    run(action)
+
+
+@app.command()
+def rotate_key(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = False) -> None:
+    """Give a backend a new API key; the present one stays valid for the overlap.
+
+    Example: `taskbroker backend rotate-key image-tools --overlap-hours 1`
+    """
+    key = new_backend_key()
+
+    async def action(broker: Broker, _: Settings) -> None:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            end = _end_of_overlap(broker, overlap_hours)
+            await backends.expire_keys(connection, backend.id, end)
+            await backends.add_key(connection, backend.id, key_hash(key))
+
+    run(action)
+    print_members({"name": name, "apiKey": key}, as_json=as_json)
+
+
+@app.command()
+def rotate_secret(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = False) -> None:
+    """Give a backend a new webhook secret; the present one stays valid for the overlap.
+
+    Example: `taskbroker backend rotate-secret image-tools`
+    """
+    secret = secrets.token_bytes(32)
+
+    async def action(broker: Broker, settings: Settings) -> None:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            end = _end_of_overlap(broker, overlap_hours)
+            await backends.expire_secrets(connection, backend.id, end)
+            closed = SecretBox(settings.keys).close(secret)
+            await backends.add_secret(connection, backend.id, closed)
+
+    run(action)
+    shown = {"name": name, "webhookSecret": signing.encode_secret(secret)}
+    print_members(shown, as_json=as_json)
+
+
+@app.command()
+def remove(
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="Even with live tasks.")] = False,
+) -> None:
+    """Remove a backend with its keys, its secrets and all its tasks.
+
+    Example: `taskbroker backend remove image-tools --force`
+    """
+
+    async def action(broker: Broker, _: Settings) -> int:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            live = await backends.live_tasks(connection, backend.id)
+            if live and not force:
+                raise Refused(f"{name} has {live} live tasks; --force removes them too.")
+            return await backends.remove(connection, backend.id)
+
+    print(f"{name} is removed, with {run(action)} tasks.")
+
+
+def _end_of_overlap(broker: Broker, hours: float) -> datetime:
+    return broker.clock() + timedelta(hours=hours)
+
+
+async def _named(connection: Connection, name: str) -> Backend:
+    backend = await backends.by_name(connection, name)
+    if backend is None:
+        raise NotFound(f"There is no backend {name}; `taskbroker backend list` shows them.")
+    return backend

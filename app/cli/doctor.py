@@ -1,0 +1,115 @@
+"""`taskbroker doctor`: looks for what is wrong, and says what to do about it."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+import typer
+
+from app.auth.keys import SecretBox
+from app.broker.context import Broker
+from app.cli.runtime import AsJson, print_json, run
+from app.db import backends, health, migrations
+from app.errors import BrokerError
+from app.settings import Settings
+
+OLDEST_POSTGRES = 14
+SKEW_SECONDS = 2.0
+LISTEN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `mend` says what to do when it is not `ok`."""
+
+    check: str
+    ok: bool
+    found: str
+    mend: str | None = None
+
+
+Check = Callable[[Broker, Settings], Awaitable[Finding]]
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check the database, the schema, the clock, the keys and the LISTEN path.
+
+    Ends with 1 if anything needs mending. Example: `taskbroker doctor`
+    """
+
+    async def action(broker: Broker, settings: Settings) -> list[Finding]:
+        return [finding async for finding in _examine(broker, settings)]
+
+    findings = run(action)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.ok else 'BAD '} {finding.check}: {finding.found}")
+            if finding.mend:
+                print(f"       -> {finding.mend}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _examine(broker: Broker, settings: Settings) -> AsyncIterator[Finding]:
+    for name, check in CHECKS.items():
+        try:
+            finding = await check(broker, settings)
+        except BrokerError as error:
+            yield Finding(name, False, error.detail, "mend what stands above, then run this again")
+            return
+        yield finding
+
+
+async def _database(broker: Broker, _: Settings) -> Finding:
+    major, minor = await health.server_version(broker.db)
+    found = f"PostgreSQL {major}.{minor}"
+    if major < OLDEST_POSTGRES:
+        return Finding("database", False, found, "upgrade the server to PostgreSQL 14 or newer")
+    return Finding("database", True, found)
+
+
+async def _schema(broker: Broker, _: Settings) -> Finding:
+    revision, head = await health.revision(broker.db), migrations.head()
+    if revision != head:
+        return Finding("schema", False, f"at {revision}, needs {head}", "run `taskbroker migrate`")
+    return Finding("schema", True, f"at {revision}")
+
+
+async def _clock(broker: Broker, _: Settings) -> Finding:
+    skew = abs((broker.clock() - await health.clock(broker.db)).total_seconds())
+    found = f"{skew:.1f} s from the database's"
+    if skew > SKEW_SECONDS:
+        mend = "run NTP on both machines: expiry and webhook timestamps are read off the clock"
+        return Finding("clock", False, found, mend)
+    return Finding("clock", True, found)
+
+
+async def _keys(broker: Broker, settings: Settings) -> Finding:
+    box = SecretBox(settings.keys)
+    async with broker.db.transaction() as connection:
+        closed = sum(not box.opens(secret) for secret in await backends.all_secrets(connection))
+    found = f"{len(settings.keys)} in the ring"
+    if closed:
+        mend = (
+            "put the key that is missing back into TASKBROKER_SECRET_KEYS, "
+            "or give the backends new secrets with `taskbroker backend rotate-secret`"
+        )
+        return Finding("keys", False, f"{found}, {closed} webhook secrets cannot be opened", mend)
+    return Finding("keys", True, f"{found}, every webhook secret can be opened")
+
+
+async def _listen(broker: Broker, _: Settings) -> Finding:
+    if not await health.notifications_arrive(broker.db, LISTEN_SECONDS):
+        mend = "connect past the pooler, or use session pooling: LISTEN needs a session"
+        return Finding("listen", False, "a notification did not arrive", mend)
+    return Finding("listen", True, "notifications arrive")
+
+
+CHECKS: dict[str, Check] = {
+    "database": _database,
+    "schema": _schema,
+    "clock": _clock,
+    "keys": _keys,
+    "listen": _listen,
+}

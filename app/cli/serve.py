@@ -1,0 +1,146 @@
+"""`taskbroker serve`: the service."""
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import Annotated
+
+import structlog
+import typer
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from app.asgi import Application
+from app.cli.runtime import (
+    WAIT_SECONDS,
+    embedded_postgres,
+    embedded_settings,
+    note,
+    read_settings,
+    with_keys,
+)
+from app.db.data_dir import DataDir
+from app.db.migrations import migrate
+from app.main import create_app
+from app.settings import PREFIX, Settings, settings_without_effect
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 15
+KEEP_ALIVE_SECONDS = 75
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that answer requests.")] = 1,
+) -> None:
+    """Run the service.
+
+    Without TASKBROKER_DATABASE_URL it starts a Postgres of its own in TASKBROKER_DATA_DIR,
+    migrates it, and ends it when it ends. Replicas need an external database.
+
+    Example: `taskbroker serve --port 8080`
+    """
+    settings = read_settings()
+    settings = settings.model_copy(
+        update={
+            "host": settings.host if host is None else host,
+            "port": settings.port if port is None else port,
+        }
+    )
+    for name in settings_without_effect():
+        log.warning("this setting has no effect in this release", setting=name)
+    # uvicorn gives a signal back after it has drained; then the blocks below are left in order.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        if settings.database_url is not None:
+            _listen(with_keys(settings), workers)
+        else:
+            _serve_embedded(settings, workers)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _serve_embedded(settings: Settings, workers: int) -> None:
+    folder = DataDir(settings.data_dir)
+    with folder.claim("serve", WAIT_SECONDS), embedded_postgres(settings) as postgres:
+        before, after = asyncio.run(migrate(postgres.url))
+        if before != after:
+            log.info("schema migrated", revision=after)
+        folder.publish(postgres.url)
+        _listen(embedded_settings(settings, folder, postgres.url), workers)
+
+
+def _listen(settings: Settings, workers: int) -> None:
+    _hand_to_workers(settings)
+    config = uvicorn.Config(
+        "app.cli.serve:application",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=workers,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    listener = config.bind_socket()
+    _announce(settings, listener)
+    if workers == 1:
+        uvicorn.Server(config).run(sockets=[listener])
+    else:
+        Multiprocess(config, sockets=[listener]).run()
+
+
+def application() -> Application:
+    """The application of one worker process, from the environment that `serve` prepared."""
+    if multiprocessing.parent_process() is not None:
+        _die_with_parent()
+    return create_app(read_settings())
+
+
+def _hand_to_workers(settings: Settings) -> None:
+    """Workers are fresh processes and read their settings from the environment, as we did."""
+    os.environ[f"{PREFIX}DATABASE_URL"] = str(settings.database_url)
+    os.environ[f"{PREFIX}SECRET_KEYS"] = ",".join(settings.secret_keys)
+    os.environ[f"{PREFIX}HOST"] = settings.host
+
+
+def _die_with_parent() -> None:
+    # After a kill -9 of `serve` nobody would end its workers, and they would keep the port.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _announce(settings: Settings, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    name = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{name}:{port}"
+    log.info("listening", url=url)
+    if sys.stderr.isatty():
+        note(
+            f"""
+Task Broker is at {url}   (Ctrl-C ends it)
+
+  MCP endpoint    {url}/mcp
+  backend API     {url}/docs
+  register a tool server, in another terminal:
+                  .venv/bin/taskbroker backend add my-tools
+  then follow "Your first task in five minutes" in README.md
+"""
+        )
