@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import structlog
@@ -12,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from app import __version__
-from app.asgi import Application, ClientGone, Receive, Scope, Send
+from app.asgi import Application, ClientGone, Message, Receive, Scope, Send
 from app.auth.callers import Callers
 from app.auth.keys import SecretBox
 from app.auth.senders import Senders
@@ -94,7 +95,32 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
                 return await webhook(scope, receive, send)
         return await api(scope, receive, send)
 
-    return application
+    return _logged(application) if settings.log_level == "debug" else application
+
+
+def _logged(application: Application) -> Application:
+    """A line for every request, for debugging only: it costs more than many of the answers."""
+
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await application(scope, receive, send)
+        started, status = time.perf_counter(), 0
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        await application(scope, receive, send_and_note)
+        log.debug(
+            "request handled",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            ms=round((time.perf_counter() - started) * 1000, 1),
+        )
+
+    return logged
 
 
 def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI:

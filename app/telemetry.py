@@ -7,7 +7,7 @@ one is cut, wherever it came from: our own words, a library's, a traceback's.
 import logging
 import re
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -51,8 +51,10 @@ def _redact_event(_logger: object, _name: str, event: EventDict) -> EventDict:
     return {key: _redacted(value) for key, value in event.items()}
 
 
-def set_up_logs(level: str, style: Literal["json", "console"]) -> None:
-    """One line on standard error for each event, the libraries' own included."""
+def set_up_logs(
+    level: str, style: Literal["json", "console"], stream: TextIO | None = None
+) -> None:
+    """One line for each event, the libraries' own included, on standard error or `stream`."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -67,7 +69,7 @@ def set_up_logs(level: str, style: Literal["json", "console"]) -> None:
         if style == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
