@@ -90,10 +90,12 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path == "/mcp":
-                return await mcp(scope, receive, send)
+                await mcp(scope, receive, send)
+                return
             if path.startswith(WEBHOOKS):
-                return await webhook(scope, receive, send)
-        return await api(scope, receive, send)
+                await webhook(scope, receive, send)
+                return
+        await api(scope, receive, send)
 
     return _logged(application) if settings.log_level == "debug" else application
 
@@ -103,7 +105,8 @@ def _logged(application: Application) -> Application:
 
     async def logged(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await application(scope, receive, send)
+            await application(scope, receive, send)
+            return
         started, status = time.perf_counter(), 0
 
         async def send_and_note(message: Message) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -10,10 +11,11 @@ from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
 from tests.support.clock import ShiftedClock
 from tests.support.databases import Databases
+from tests.support.queries import PRELOAD, QueryCount, count_queries
 from tests.support.secrecy import LOGS
 from tests.support.service import Service, running_service, test_settings
 
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", **PRELOAD}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +49,13 @@ async def database_url(databases: Databases) -> AsyncIterator[str]:
     """A migrated, empty database."""
     async with databases.fresh() as url:
         yield url
+
+
+@pytest.fixture
+def queries(postgres: EmbeddedPostgres, database_url: str) -> QueryCount:
+    """Counts the statements about tasks that ran in the test's database so far."""
+    name = urlsplit(database_url).path.removeprefix("/")
+    return lambda: count_queries(postgres.url, name)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Promise: no task id, token, key or secret appears in a log. Runs last, over the whole run's log."""
+"""No task id, token, key or secret appears in a log. Runs last, over the log of the whole run."""
 
 import pytest
 
