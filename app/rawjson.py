@@ -19,6 +19,7 @@ from app.errors import Fault, Invalid
 T = TypeVar("T")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
+_UNPAIRED = "A text has an unpaired surrogate where plain text is needed."
 _LOCATED = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 
 
@@ -93,34 +94,37 @@ def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _decode_slowly(document: str, shape: type[T], at: str) -> T:
+    if document.lstrip(" \t\n\r")[:1] != "{":
+        _check_syntax(document.encode())
+        raise WrongShape(_UNPAIRED)
     try:
-        members = dict(_members(document))
+        members = list(_members(document))
     except RecursionError:
         raise Malformed("The JSON is nested too deeply.") from None
     except ValueError as error:
         raise Malformed(f"The body is not valid JSON: {error}.") from None
     if not issubclass(shape, msgspec.Struct):
-        return msgspec.convert({name: Raw(raw.encode()) for name, raw in members.items()}, shape)
+        return msgspec.convert({name: Raw(raw.encode()) for name, raw in members}, shape)
     return _fill(shape, members, at)
 
 
-def _fill(shape: type[T], members: dict[str, str], at: str) -> T:
-    carried = {
-        field.encode_name: field.name
-        for field in msgspec.structs.fields(shape)  # type: ignore[arg-type]
-        if _may_be_raw(field.type) and field.encode_name in members
-    }
+def _fill(shape: type[T], members: list[tuple[str, str]], at: str) -> T:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}  # type: ignore[arg-type]
+    carried = {name: field.name for name, field in fields.items() if _may_be_raw(field.type)}
     outline = ",".join(
-        f"{json.dumps(name)}:{'0' if name in carried else raw}" for name, raw in members.items()
+        f"{json.dumps(name)}:{'0' if name in carried else raw}"
+        for name, raw in members
+        if name in fields  # any other is skipped unread
     )
     try:
         filled: T = _decoder(shape).decode(f"{{{outline}}}")
     except msgspec.ValidationError as error:
         raise WrongShape(faults=[_fault(error, at)]) from None
     except msgspec.DecodeError:
-        raise WrongShape("A text has an unpaired surrogate where plain text is needed.") from None
-    for name, field in carried.items():
-        msgspec.structs.force_setattr(filled, field, Raw(members[name].encode()))  # type: ignore[arg-type]
+        raise WrongShape(_UNPAIRED) from None
+    for name, raw in members:
+        if name in carried:
+            msgspec.structs.force_setattr(filled, carried[name], Raw(raw.encode()))  # type: ignore[arg-type]
     return filled
 
 

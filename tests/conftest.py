@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,6 +12,7 @@ from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
 from tests.support.clock import ShiftedClock
 from tests.support.databases import Databases
+from tests.support.processes import folder_for_all
 from tests.support.queries import PRELOAD, QueryCount, count_queries
 from tests.support.secrecy import LOGS
 from tests.support.service import Service, running_service, test_settings
@@ -19,21 +21,22 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _logs() -> Iterator[None]:
+def run_log() -> Iterator[TextIO]:
     """Everything that is said in this process, at debug level, for the test of secrecy."""
     with Path(LOGS, "tests.log").open("w") as log:
         set_up_logs("debug", "json", log)
-        yield
+        yield log
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """The server; TASKBROKER_TEST_POSTGRES_BIN names the binaries of another version to test."""
-    binaries = os.environ.get("TASKBROKER_TEST_POSTGRES_BIN", "")
-    folder = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(
-        folder, binaries=Path(binaries) if binaries else None, options=FAST
-    ) as server:
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """The server; TASKBROKER_TEST_POSTGRES_BIN names the programs of another version to test."""
+    chosen = os.environ.get("TASKBROKER_TEST_POSTGRES_BIN", "")
+    programs = Path(chosen) if chosen else None
+    with (
+        folder_for_all() as folder,
+        EmbeddedPostgres(folder, binaries=programs, options=FAST) as server,
+    ):
         yield server
 
 

@@ -40,7 +40,10 @@ class TerminalTasks:
         self._tasks: TTLCache[UUID, Task] = TTLCache(max_bytes, CACHE_SECONDS, getsizeof=_size)
 
     def get(self, ref: UUID) -> Task | None:
-        return self._tasks.get(ref)
+        try:
+            return self._tasks[ref]
+        except KeyError:
+            return None
 
     def add(self, task: Task) -> None:
         if task.status.terminal and _size(task) <= self._tasks.maxsize:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from app.broker.context import Broker
 from app.db.data_dir import DataDir, DataDirInUse
@@ -104,10 +104,12 @@ def print_rows(
     elif not rows:
         print(nothing)
     else:
-        table = Table(*rows[0].keys(), box=None, pad_edge=False, header_style="bold")
+        columns = [Column(name, no_wrap=True) for name in rows[0]]
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*("" if value is None else str(value) for value in row.values()))
-        Console().print(table)
+        # What is piped on is not cut to the width of a terminal.
+        Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 def print_members(members: Mapping[str, Any], *, as_json: bool) -> None:

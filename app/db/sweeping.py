@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, bindparam, delete, select, tuple_
+from sqlalchemy import Column, ColumnElement, Table, bindparam, delete, func, literal_column, select
 
 from app.db import schema
 from app.db.decisions import Change, read_locked, write
@@ -18,7 +18,6 @@ from app.db.statements import Statement
 from app.domain.tasks import Task
 
 T = schema.tasks
-SEEN = schema.events_seen
 
 
 def _due(due_at: Column[Any]) -> Statement:
@@ -34,27 +33,25 @@ def _due(due_at: Column[Any]) -> Statement:
 CANCEL_DUE = _due(T.c.cancel_due_at)
 STALL_DUE = _due(T.c.stall_due_at)
 
-_doomed = (
-    select(T.c.task_ref)
-    .where(T.c.expires_at <= bindparam("cutoff", type_=schema.Moment))
-    .order_by(T.c.expires_at)
-    .limit(bindparam("limit"))
-    .with_for_update(skip_locked=True)
-)
-PURGE = Statement(delete(T).where(T.c.task_ref.in_(_doomed)).returning(T.c.task_ref))
 
-_old = (
-    select(SEEN.c.backend_id, SEEN.c.webhook_id)
-    .where(SEEN.c.seen_at <= bindparam("cutoff", type_=schema.Moment))
-    .order_by(SEEN.c.seen_at)
-    .limit(bindparam("limit"))
-    .with_for_update(skip_locked=True)
-)
-FORGET = Statement(
-    delete(SEEN)
-    .where(tuple_(SEEN.c.backend_id, SEEN.c.webhook_id).in_(_old))
-    .returning(SEEN.c.backend_id)
-)
+def _delete_batch(table: Table, moment: Column[Any]) -> Statement:
+    # By row address: whatever the size of the table, no plan but the direct one is possible.
+    address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
+    batch = (
+        select(address)
+        .select_from(table)
+        .where(moment <= bindparam("cutoff", type_=schema.Moment))
+        .order_by(moment)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    doomed = address == func.any(func.array(batch))
+    return Statement(delete(table).where(doomed).returning(literal_column("1")))
+
+
+PURGE = _delete_batch(schema.tasks, T.c.expires_at)
+FORGET = _delete_batch(schema.events_seen, schema.events_seen.c.seen_at)
 
 
 @dataclass(frozen=True, slots=True)

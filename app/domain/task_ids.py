@@ -12,6 +12,7 @@ import hmac
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from uuid import UUID
 
@@ -20,7 +21,6 @@ from app.domain.owners import Owner
 KEY_BYTES = 32
 TAG_BYTES = 31
 _SHAPE = re.compile(r"[A-Za-z0-9_-]{64}", re.ASCII)
-_TO_STANDARD = str.maketrans("-_", "+/")
 _NOT_AN_ID = bytes(1 + 16 + TAG_BYTES)
 
 
@@ -62,12 +62,13 @@ class Keyring:
         if not secrets:
             raise ValueError("at least one secret key is needed")
         self._keys = [_Key(secret) for secret in secrets]
+        self.fingerprints = lru_cache(maxsize=10_000)(self._fingerprints)
 
     @property
     def newest_kid(self) -> int:
         return self._keys[0].kid
 
-    def fingerprints(self, owner: Owner) -> Fingerprints:
+    def _fingerprints(self, owner: Owner) -> Fingerprints:
         return Fingerprints(key.fingerprint(owner) for key in self._keys)
 
     def mint(self, ref: UUID, owner: Fingerprints, kid: int | None = None) -> str:
@@ -104,12 +105,13 @@ def peek_ref(task_id: str) -> UUID:
 
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_STANDARD = bytes.maketrans(b"-_", b"+/")
 
 
 def _decoded(task_id: str) -> bytes:
     if _SHAPE.fullmatch(task_id) is None:
         return _NOT_AN_ID
-    return binascii.a2b_base64(task_id.translate(_TO_STANDARD), strict_mode=True)
+    return binascii.a2b_base64(task_id.encode().translate(_STANDARD), strict_mode=True)
 
 
 def _derive(secret: bytes, purpose: bytes) -> bytes:

@@ -46,15 +46,16 @@ class Doorkeeper:
         self._local = bound_to in LOOPBACK
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
+        self._remembered = lru_cache(maxsize=256)(self._judge)
 
     def refuses(self, headers: Headers) -> str | None:
         """Why a request may not come in, `None` when it may."""
-        origin = text_header(headers, b"origin")
+        return self._remembered(text_header(headers, b"origin"), text_header(headers, b"host"))
+
+    def _judge(self, origin: str | None, host: str | None) -> str | None:
         if origin is not None and not self._origin_allowed(origin):
             return "This Origin is not allowed here; the operator can allow it in ALLOWED_ORIGINS"
-        if (self._local or self._hosts) and not self._host_allowed(
-            text_header(headers, b"host") or ""
-        ):
+        if (self._local or self._hosts) and not self._host_allowed(host or ""):
             return "This Host is not allowed here; the operator can allow it in ALLOWED_HOSTS"
         return None
 
@@ -93,7 +94,9 @@ class McpEndpoint:
         self._broker = broker
         self._callers = callers
         self._doorkeeper = doorkeeper
-        self._metrics = metrics
+        # The sets of labels are few, and finding one costs more than counting.
+        self._requests = lru_cache(maxsize=256)(metrics.mcp_requests.labels)
+        self._seconds = lru_cache(maxsize=16)(metrics.mcp_seconds.labels)
         self._max_body_bytes = max_body_bytes
         self._dispatch = Dispatcher(
             broker, strict_headers=strict_headers, name_missing=metrics.missing_mcp_name.inc
@@ -149,8 +152,8 @@ class McpEndpoint:
             answer, outcome = await self._respond(message, headers, owner)
         except jsonrpc.BadMessage as bad:
             answer, outcome = Answer(bad.status, jsonrpc.error_body(bad.id, bad)), str(bad.code)
-        self._metrics.mcp_requests.labels(method, outcome).inc()
-        self._metrics.mcp_seconds.labels(method).observe(time.perf_counter() - started)
+        self._requests(method, outcome).inc()
+        self._seconds(method).observe(time.perf_counter() - started)
         return answer
 
     async def _respond(

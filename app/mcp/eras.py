@@ -12,6 +12,7 @@ import json
 import re
 from base64 import b64decode
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -73,18 +74,29 @@ class Legacy:
 
 def classify(request: Request, headers: Headers) -> Modern | Legacy | RpcFailure:
     """The era of a request, or the error that answers it."""
+    method = text_header(headers, b"mcp-method")
     try:
-        return _classify(request, headers)
+        params = part(request.params or _NOTHING, Params, "params")
+        meta = b"" if params.meta is UNSET else bytes(params.meta)
+        judge = _judge_again if len(meta) <= _REPEATED_BYTES else _judge
+        extensions = judge(
+            meta,
+            text_header(headers, b"mcp-protocol-version"),
+            None if method is None else method == request.method,
+        )
     except RpcFailure as failure:
         return failure
+    return Legacy(params) if extensions is None else Modern(params, extensions)
 
 
-def _classify(request: Request, headers: Headers) -> Modern | Legacy:
-    header = text_header(headers, b"mcp-protocol-version")
-    params = part(request.params or _NOTHING, Params, "params")
-    meta = _Meta() if params.meta is UNSET else part(params.meta, _Meta, "params._meta")
+def _judge(raw: bytes, header: str | None, named: bool | None) -> frozenset[str] | None:
+    """The extensions that a modern request declares, `None` for a legacy request.
+
+    From its `_meta`, the version in its header, and whether Mcp-Method names its method.
+    """
+    meta = part(Raw(raw), _Meta, "params._meta") if raw else _Meta()
     if meta.version is UNSET and header != modern.VERSION:
-        return Legacy(params)
+        return None
     if header is None:
         raise mismatch("the MCP-Protocol-Version header is missing")
     if meta.version is UNSET:
@@ -94,14 +106,17 @@ def _classify(request: Request, headers: Headers) -> Modern | Legacy:
         raise mismatch("the MCP-Protocol-Version header differs from the version in params._meta")
     if version not in SUPPORTED:
         raise unsupported(version)
-    method = text_header(headers, b"mcp-method")
-    if method is None:
+    if named is None:
         raise mismatch("the Mcp-Method header is missing")
-    if method != request.method:
+    if not named:
         raise mismatch("the Mcp-Method header differs from the method in the body")
     if meta.capabilities is UNSET:
         raise invalid_params(f'params._meta needs "{CAPABILITIES_KEY}"')
-    return Modern(params, _extensions(meta.capabilities))
+    return _extensions(meta.capabilities)
+
+
+_judge_again = lru_cache(maxsize=256)(_judge)  # a client repeats its `_meta`, byte for byte
+_REPEATED_BYTES = 1024
 
 
 def _extensions(raw: Raw) -> frozenset[str]:

@@ -10,7 +10,6 @@ from tests.support.clock import ShiftedClock
 from tests.support.service import (
     ELICITATION,
     Service,
-    ToolServer,
     owner_of,
     running_service,
     test_settings,
@@ -299,23 +298,9 @@ async def test_what_does_not_fit_is_refused_with_its_place(
 async def test_a_disabled_backend_may_do_nothing(service: Service) -> None:
     tools, client = await service.tool_server(), service.client()
     task = await tools.create(client)
-    await _disable(service, tools)
+    await service.disable(tools)
 
     assert (await tools.post_task({"owner": owner_of(client)})).status_code == 403
     assert (await tools.report(task, statusMessage="x")).status_code == 403
     assert (await tools.read(task.ref)).status_code == 403
     assert (await client.get(task.id))["status"] == "working"
-
-
-async def _disable(service: Service, tools: ToolServer) -> None:
-    """As `taskbroker backend disable`, and then as long as servers may remember otherwise."""
-    from app.auth.callers import REMEMBERED_SECONDS
-    from app.db import backends
-
-    async with service.broker.db.transaction() as connection:
-        backend = await backends.by_name(connection, tools.name)
-        assert backend is not None
-        await backends.set_disabled(connection, backend.id, service.clock())
-    deadline = asyncio.get_running_loop().time() + 2 * REMEMBERED_SECONDS
-    while (await tools.list()).status_code == 200:
-        assert asyncio.get_running_loop().time() < deadline

@@ -243,7 +243,8 @@ async def test_a_key_is_never_used_twice_on_a_task(
         ({"status": "completed"}, 422, "/data/result"),
         ({"result": {}}, 422, "/data/result"),
         ({"status": "working", "result": {}}, 422, "/data/result"),
-        ({"status": "completed", "result": {}, "error": {"code": 1, "message": ""}}, 422, "/data/error"),
+        ({"result": {}, "status": "working"}, 422, "/data/result"),
+        ({"error": {"code": 1, "message": ""}, "status": "working"}, 422, "/data/error"),
         ({"status": "failed"}, 422, "/data/error"),
         ({"status": "input_required"}, 422, "/data/inputRequests"),
         ({"status": "paused"}, 422, "/data/status"),
@@ -334,9 +335,7 @@ async def test_an_unknown_task_is_not_found(tools: ToolServer, name: dict[str, s
     assert (await tools.post_event(body, tools.signed(body))).status_code == 404
 
 
-async def test_a_task_of_another_backend_is_not_found(
-    service: Service, task: CreatedTask
-) -> None:
+async def test_a_task_of_another_backend_is_not_found(service: Service, task: CreatedTask) -> None:
     other = await service.tool_server("other")
     for name in ({"taskRef": task.ref}, {"taskId": task.id}, {"externalId": "job-7"}):
         body = other.event({**name, "statusMessage": "x"})

@@ -1,6 +1,7 @@
 """What an MCP client of 2026-07-28 sees of its tasks."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from tests.support.service import (
     test_settings,
 )
 
-NOT_FOUND = {"code": -32602, "message": "Failed to retrieve task: Task not found"}
-EXPIRED = {"code": -32602, "message": "Failed to retrieve task: Task has expired"}
+NOT_FOUND: dict[str, Any] = {"code": -32602, "message": "Failed to retrieve task: Task not found"}
+EXPIRED: dict[str, Any] = {"code": -32602, "message": "Failed to retrieve task: Task has expired"}
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
@@ -173,7 +174,8 @@ async def test_cancel_is_a_wish_that_the_backend_fulfils(service: Service) -> No
     task = await tools.create(client)
 
     acknowledged = await client.cancel(task.id)
-    assert (acknowledged["resultType"], acknowledged.keys()) == ("complete", {"resultType", "_meta"})
+    assert acknowledged["resultType"] == "complete"
+    assert acknowledged.keys() == {"resultType", "_meta"}
     assert (await client.get(task.id))["status"] == "working"
 
     told = (await tools.report(task, statusMessage="still here")).json()
@@ -248,11 +250,11 @@ async def test_nobody_but_the_owner_learns_that_a_task_exists(
     service.clock.advance(milliseconds=service.settings.expired_grace_ms + 2)
     await service.sweep()
     flipped = task.id[:-1] + ("A" if task.id[-1] != "A" else "B")
-    more = {"inputResponses": {}} if method == "tasks/update" else {}
+    more: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
 
+    ids: list[str] = [task.id, purged.id, flipped, "A" * 64, "not an id", "", "ä" * 64]
     answers = {
-        (await stranger.request(method, {"taskId": task_id, **more})).content
-        for task_id in (task.id, purged.id, flipped, "A" * 64, "not an id", "", "ä" * 64)
+        (await stranger.request(method, {"taskId": task_id, **more})).content for task_id in ids
     }
 
     assert len(answers) == 1  # the very same bytes for foreign, purged, forged and malformed ids
@@ -296,7 +298,8 @@ async def test_without_a_backend_that_allows_it_nobody_is_anonymous(service: Ser
 
 
 @pytest.mark.parametrize(
-    "authorization", ["Bearer tbc_unknown", "Bearer tbk_of-a-backend", "Basic dTpw", "Bearer", "x y"]
+    "authorization",
+    ["Bearer tbc_unknown", "Bearer tbk_of-a-backend", "Basic dTpw", "Bearer", "x y"],
 )
 async def test_a_credential_that_is_none_is_refused(service: Service, authorization: str) -> None:
     response = await service.client().request(
@@ -340,13 +343,9 @@ async def test_a_task_is_expired_from_the_very_moment(service: Service) -> None:
 
     service.clock.advance(milliseconds=600_000)
 
-    for method, more in (
-        ("tasks/get", {}),
-        ("tasks/update", {"inputResponses": {}}),
-        ("tasks/cancel", {}),
-    ):
-        assert await client.error(method, task.id, **more) == EXPIRED
-        assert await client.error(method, finished.id, **more) == EXPIRED
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        assert await client.error(method, task.id, inputResponses={}) == EXPIRED
+        assert await client.error(method, finished.id, inputResponses={}) == EXPIRED
     assert await service.client().error("tasks/get", task.id) == NOT_FOUND
 
 

@@ -16,3 +16,14 @@ class ShiftedClock:
 
     def advance(self, *, milliseconds: int = 0, seconds: float = 0) -> None:
         self._shift += timedelta(milliseconds=milliseconds, seconds=seconds)
+
+
+class StoppedClock(ShiftedClock):
+    """Time that passes only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = utc_now()
+
+    def __call__(self) -> datetime:
+        return self._start + self._shift

@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 
 from app.asgi import Application, Message
+from app.auth.callers import REMEMBERED_SECONDS
 from app.auth.keys import SecretBox, key_hash, new_backend_key, new_client_key
 from app.broker.context import Broker
 from app.broker.expire import Swept, sweep
 from app.db import backends, clients
+from app.db import tasks as stored
+from app.db.tasks import HistoryEntry
 from app.domain import signing
 from app.domain.backends import BackendTerms
 from app.domain.clock import iso
@@ -65,6 +68,10 @@ class McpClient:
     def __init__(self, http: httpx.AsyncClient, token: str | None) -> None:
         self.token = token
         self._http = http
+
+    def at(self, replica: "Service") -> "McpClient":
+        """The same client, talking to another replica."""
+        return McpClient(replica.http, self.token)
 
     async def post(
         self, body: Any, headers: dict[str, str | None] | None = None, *, path: str = "/mcp"
@@ -140,6 +147,10 @@ class ToolServer:
         self._http = http
         self._clock = clock
 
+    def at(self, replica: "Service") -> "ToolServer":
+        """The same tool server, talking to another replica."""
+        return ToolServer(replica.http, replica.clock, self.name, self.key, self.webhook_secret)
+
     @property
     def authorization(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
@@ -207,7 +218,7 @@ class ToolServer:
 
     async def ask(self, task: CreatedTask, *keys: str) -> httpx.Response:
         """Asks one question for each key."""
-        questions = {key: ELICITATION for key in keys}
+        questions = dict.fromkeys(keys, ELICITATION)
         return await self.report(task, status="input_required", inputRequests=questions)
 
 
@@ -252,6 +263,21 @@ class Service:
             await backends.add_secret(connection, backend.id, closed)
         shown = secret(signing.encode_secret(webhook_key))
         return ToolServer(self.http, self.clock, name, key, shown)
+
+    async def history(self, task: CreatedTask) -> list[HistoryEntry]:
+        """What the broker remembers about a task, in order."""
+        async with self.broker.db.transaction() as connection:
+            return await stored.history(connection, UUID(task.ref))
+
+    async def disable(self, tools: ToolServer) -> None:
+        """As `taskbroker backend disable`, and then as long as servers may believe otherwise."""
+        async with self.broker.db.transaction() as connection:
+            backend = await backends.by_name(connection, tools.name)
+            assert backend is not None
+            await backends.set_disabled(connection, backend.id, self.clock())
+        async with asyncio.timeout(3 * REMEMBERED_SECONDS):
+            while (await tools.list()).status_code == 200:
+                pass
 
     async def sweep(self) -> Swept:
         async with self.broker.db.own_connection() as connection:

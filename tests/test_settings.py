@@ -1,0 +1,79 @@
+"""Settings come from TASKBROKER_*; what is wrong stops the start and is named, never shown."""
+
+from pathlib import Path
+
+import pytest
+
+from app.settings import SettingsError, load_settings, settings_without_effect
+from tests.support.service import new_secret_key
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_nothing_needs_to_be_set() -> None:
+    settings = load_settings()
+    assert settings.database_url is None
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert (settings.default_ttl_ms, settings.max_ttl_ms) == (3_600_000, 604_800_000)
+    assert (settings.max_body_bytes, settings.default_poll_interval_ms) == (1_048_576, 2_000)
+
+
+def test_the_environment_wins_over_the_env_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path(tmp_path, ".env").write_text("TASKBROKER_PORT=1111\nTASKBROKER_LOG_LEVEL=error\nOTHER=1\n")
+    monkeypatch.setenv("TASKBROKER_PORT", "2222")
+    settings = load_settings()
+    assert (settings.port, settings.log_level) == (2222, "error")
+
+
+def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKBROKER_ALLOWED_ORIGINS", "https://a.example, https://b.example,")
+    assert load_settings().allowed_origins == ("https://a.example", "https://b.example")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DEFAULT_TTL", "1"),  # no such setting
+        ("OAUTH_ISSUERS", "[]"),  # would promise a check that is not there
+        ("DEFAULT_TTL_MS", "soon"),
+        ("DEFAULT_TTL_MS", "0"),
+        ("DEFAULT_TTL_MS", "999999999999"),  # more than the maximum
+        ("MAX_TTL_MS", "99999999999999999999"),
+        ("PORT", "70000"),
+        ("LOG_LEVEL", "loud"),
+        ("STRICT_HEADERS", "perhaps"),
+        ("DATABASE_URL", "mysql://user:hunter2@host/db"),
+        ("SECRET_KEYS", "c2hvcnQ"),
+        ("SECRET_KEYS", "no base64 at all, hunter2"),
+    ],
+)
+def test_a_bad_setting_is_named_and_its_value_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"TASKBROKER_{name}", value)
+    with pytest.raises(SettingsError) as refusal:
+        load_settings()
+    assert f"TASKBROKER_{name}" in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_secrets_are_not_in_the_printed_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = new_secret_key()
+    monkeypatch.setenv("TASKBROKER_SECRET_KEYS", key)
+    monkeypatch.setenv("TASKBROKER_DATABASE_URL", "postgresql://user:hunter2@host/db")
+    shown = repr(load_settings())
+    assert key not in shown
+    assert "hunter2" not in shown
+
+
+def test_settings_of_features_to_come_are_accepted_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TASKBROKER_RATE_LIMIT_ENABLED", "false")
+    load_settings()
+    assert settings_without_effect() == ["TASKBROKER_RATE_LIMIT_ENABLED"]
