@@ -50,7 +50,23 @@ test: $(VENV)/.dev ## Run the tests on a real Postgres
 test-slow: $(VENV)/.dev ## Run the tests that take long: crashes, races, fuzzing
 	$(BIN)/python -m pytest -m slow
 
-clients: $(VENV)/.dev ## Drive the broker with third-party MCP clients
+CLIENT_PIP = bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes
+
+.venv-demo/installed.txt: requirements/demo.txt
+	$(PYTHON) -m venv --clear .venv-demo
+	.venv-demo/$(CLIENT_PIP) -r $<
+	@cp $< $@
+
+.venv-client-mcp/installed.txt: requirements/client-mcp.txt
+	$(PYTHON) -m venv --clear .venv-client-mcp
+	.venv-client-mcp/$(CLIENT_PIP) -r $<
+	@cp $< $@
+
+tests/clients/ext_tasks/node_modules: tests/clients/ext_tasks/package-lock.json
+	cd $(@D) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+clients: $(VENV)/.dev .venv-demo/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules ## Drive the broker with third-party MCP clients
 	$(BIN)/python -m pytest -m clients
 
 bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application

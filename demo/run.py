@@ -221,6 +221,7 @@ def free_port() -> int:
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="taskbroker-demo-") as folder:
+        Path(folder).chmod(0o711)  # root's Postgres runs as another user, who must get through
         broker = Broker(Path(folder), free_port())
         try:
             prepare_client()

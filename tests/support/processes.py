@@ -106,6 +106,9 @@ class BrokerProcess:
             return int(pid_file.read_text().splitlines()[0])
         return 0
 
+    def has_another_postgres(self, former: int) -> bool:
+        return self.postmaster not in (0, former)
+
     @property
     def database_url(self) -> str:
         url = DataDir(self.data_dir).running(10)
