@@ -157,7 +157,8 @@ class ToolServer:
 
     def call(self, arguments: dict[str, Any], token: str) -> dict[str, Any]:
         """Stands in for `tools/call`."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         call = {"authorization": f"Bearer {token}", "arguments": arguments}
         self.process.stdin.write(json.dumps(call) + "\n")
         self.process.stdin.flush()

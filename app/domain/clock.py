@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 Clock = Callable[[], datetime]
 
@@ -19,6 +20,7 @@ def after(moment: datetime, milliseconds: int) -> datetime:
     return moment + timedelta(milliseconds=milliseconds)
 
 
+@lru_cache(maxsize=16_384)
 def iso(moment: datetime) -> str:
     """ISO 8601 in UTC with milliseconds, `2026-11-30T09:00:00.000Z`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 
 class OwnerKind(StrEnum):
@@ -37,6 +38,7 @@ def opaque_token_owner(token: str) -> Owner:
     return opaque_token_hash_owner(hashlib.sha256(token.encode()).hexdigest())
 
 
+@lru_cache(maxsize=10_000)
 def opaque_token_hash_owner(sha256_hex: str) -> Owner:
     """`sha256_hex`: 64 hexadecimal digits, either case."""
     return Owner(OwnerKind.OPAQUE_TOKEN, (sha256_hex.lower(),))

@@ -10,7 +10,7 @@ against the credential that is presented before any look-up, and is stored nowhe
 import binascii
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
@@ -20,6 +20,7 @@ from app.domain.owners import Owner
 
 KEY_BYTES = 32
 TAG_BYTES = 31
+ID_LENGTH = 64
 _SHAPE = re.compile(r"[A-Za-z0-9_-]{64}", re.ASCII)
 _NOT_AN_ID = bytes(1 + 16 + TAG_BYTES)
 
@@ -62,7 +63,9 @@ class Keyring:
         if not secrets:
             raise ValueError("at least one secret key is needed")
         self._keys = [_Key(secret) for secret in secrets]
-        self.fingerprints = lru_cache(maxsize=10_000)(self._fingerprints)
+        # Clients poll: what they present now they will present again.
+        self.fingerprints: Callable[[Owner], Fingerprints] = lru_cache(maxsize=10_000)(self._fingerprints)
+        self._verified = lru_cache(maxsize=32_768)(self._verify)
 
     @property
     def newest_kid(self) -> int:
@@ -86,6 +89,9 @@ class Keyring:
 
         Malformed, unknown and foreign ids cost the same work.
         """
+        return self._verified(task_id[: ID_LENGTH + 1], owner)
+
+    def _verify(self, task_id: str, owner: Fingerprints) -> UUID | None:
         raw = _decoded(task_id)
         kid, ref, presented = raw[0], raw[1:17], raw[17:]
         genuine = False

@@ -13,7 +13,8 @@ VERSION = "2026-07-28"
 EXTENSION = "io.modelcontextprotocol/tasks"
 
 _META = json.dumps(
-    {"io.modelcontextprotocol/serverInfo": {"name": "task-broker", "version": __version__}}
+    {"io.modelcontextprotocol/serverInfo": {"name": "task-broker", "version": __version__}},
+    separators=(",", ":"),
 )
 
 ACKNOWLEDGED = f'{{"resultType":"complete","_meta":{_META}}}'

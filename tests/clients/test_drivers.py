@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.clients
 
 HERE = Path(__file__).parent
-DRIVERS = {
+DRIVERS: dict[str, list[str | Path]] = {
     "fastmcp": [ROOT / ".venv-demo/bin/python", HERE / "fastmcp/drive.py"],
     "mcp": [ROOT / ".venv-client-mcp/bin/python", HERE / "mcp_python/drive.py"],
     "ext-tasks": ["node", HERE / "ext_tasks/drive.mjs"],
@@ -133,7 +133,7 @@ async def _play_the_tool_server(
 
     async def listen() -> None:
         async for line in errors:
-            said.append(line.decode())
+            said.append(line.decode())  # noqa: PERF401 - others look at it meanwhile
 
     async def complete_when_watched() -> None:
         await eventually(lambda: _is(any(line.strip() == "watching" for line in said)))
