@@ -129,6 +129,7 @@ def _logged(application: Application) -> Application:
 def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await _look_at_schema(broker)
         sweeper = asyncio.create_task(run_sweeper(broker, metrics, settings.sweep_interval_ms))
         yield
         sweeper.cancel()
@@ -147,6 +148,17 @@ def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI
     _add_error_handlers(api)
     api.openapi = lambda: _openapi(api)  # type: ignore[method-assign]  # FastAPI's own way to extend
     return api
+
+
+async def _look_at_schema(broker: Broker) -> None:
+    """Says what is wrong with the database; the service starts all the same, and waits for it."""
+    try:
+        revision = await health.revision(broker.db)
+    except StorageUnavailable:
+        log.warning("the database cannot be reached yet")
+        return
+    if revision != migrations.head():
+        log.error("run `taskbroker migrate`", schema=revision, needed=migrations.head())
 
 
 def _add_operations(api: FastAPI, broker: Broker, metrics: Metrics) -> None:

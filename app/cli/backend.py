@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ from app.settings import Settings
 
 app = typer.Typer(help="Tool servers that may use the broker.", no_args_is_help=True)
 
+DAY_MS = 24 * 3600 * 1000
+_LIFE = partial(typer.Option, min=1, max=100 * 366 * DAY_MS)
 Name = Annotated[str, typer.Argument(help="The backend's name.")]
 Overlap = Annotated[
     float,
@@ -35,9 +38,11 @@ def add(
     allow_anonymous: Annotated[
         bool, typer.Option("--allow-anonymous", help="Tasks may belong to nobody in particular.")
     ] = False,
-    max_ttl_ms: Annotated[int | None, typer.Option(min=1, help="Longest life of a task.")] = None,
-    default_ttl_ms: Annotated[int | None, typer.Option(min=1, help="Life when not asked.")] = None,
-    poll_interval_ms: Annotated[int | None, typer.Option(min=1, help="Hint to clients.")] = None,
+    max_ttl_ms: Annotated[int | None, _LIFE(help="Longest life of a task.")] = None,
+    default_ttl_ms: Annotated[int | None, _LIFE(help="Life of a task when not asked for.")] = None,
+    poll_interval_ms: Annotated[
+        int | None, typer.Option(min=1, max=DAY_MS, help="How often clients should ask.")
+    ] = None,
     forward_unknown_tasks: Annotated[
         bool, typer.Option("--forward-unknown-tasks", help="For servers that keep some tasks.")
     ] = False,

@@ -39,7 +39,7 @@ def doctor(as_json: AsJson = False) -> None:
     async def action(broker: Broker, settings: Settings) -> list[Finding]:
         return [finding async for finding in _examine(broker, settings)]
 
-    findings = run(action)
+    findings = run(action, on_any_schema=True)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from app.broker.context import Broker
+from app.db import health, migrations
 from app.db.data_dir import DataDir, DataDirInUse
 from app.db.embedded import EmbeddedPostgres
 from app.db.migrations import migrate
@@ -71,12 +72,18 @@ def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
     return EmbeddedPostgres(settings.data_dir, binaries=settings.postgres_bin)
 
 
-def run(action: Callable[[Broker, Settings], Awaitable[T]]) -> T:
-    """Runs one action against the database."""
+def run(action: Callable[[Broker, Settings], Awaitable[T]], *, on_any_schema: bool = False) -> T:
+    """Runs one action against the database, which must be at this version's schema."""
 
     async def with_broker(settings: Settings) -> T:
         broker = create_broker(settings)
         try:
+            revision, head = await health.revision(broker.db), migrations.head()
+            if revision != head and not on_any_schema:
+                raise SettingsError(
+                    f"the database's schema is at {revision}, this program needs {head}: "
+                    "run `taskbroker migrate`"
+                )
             return await action(broker, settings)
         finally:
             await broker.db.close()

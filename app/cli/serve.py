@@ -132,7 +132,7 @@ def _announce(settings: Settings, listener: socket.socket) -> None:
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{name}:{port}"
     log.info("listening", url=url)
-    if sys.stderr.isatty():
+    if settings.log_format == "console":  # somebody is looking
         note(
             f"""
 Task Broker is at {url}   (Ctrl-C ends it)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from app.auth.keys import key_hash
 from app.cli import app, main
+from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
 from tests.support.secrecy import secret
 from tests.support.service import new_secret_key
@@ -187,6 +188,16 @@ def test_an_external_database_needs_keys(
     monkeypatch.delenv("TASKBROKER_SECRET_KEYS")
     result = taskbroker("backend", "list")
     assert "TASKBROKER_SECRET_KEYS must be set" in str(result.exception)
+
+
+def test_a_database_without_the_schema_is_said_so(
+    taskbroker: Command, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
+) -> None:
+    monkeypatch.setenv("TASKBROKER_DATABASE_URL", postgres.url)
+    assert "run `taskbroker migrate`" in str(taskbroker("backend", "list").exception)
+    examined = taskbroker("doctor")
+    assert examined.exit_code == 1
+    assert "BAD  schema" in examined.output
 
 
 def test_a_database_that_is_not_there_is_said_so(
