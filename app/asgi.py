@@ -12,6 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Mapping[bytes, bytes]
+_LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,20 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
     headers = dict(pairs)
     if len(headers) != len(pairs):
-        headers = {}
+        values: dict[bytes, list[bytes]] = {}
         for name, value in pairs:
-            headers[name] = headers[name] + b", " + value if name in headers else value
+            values.setdefault(name, []).append(value)
+        headers = {name: b", ".join(given) for name, given in values.items()}
     return headers
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises TooLarge as soon as it is over `limit` bytes, or ClientGone."""
     declared = headers.get(b"content-length")
-    if declared is not None and (not declared.isdigit() or int(declared) > limit):
-        raise _too_large(limit) if declared.isdigit() else Invalid("Content-Length is no number.")
+    if declared is not None and not declared.isdigit():
+        raise Invalid("Content-Length is no number.")
+    if declared is not None and (len(declared) > _LENGTH_DIGITS or int(declared) > limit):
+        raise _too_large(limit)
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone

@@ -143,6 +143,7 @@ def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI
         summary="The backend API: tool servers create MCP tasks and report on them.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # a Location made of the Host header is no place for a key
     )
     _add_operations(api, broker, metrics)
     _add_error_handlers(api)

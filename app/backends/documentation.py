@@ -62,19 +62,16 @@ _OWNER: Schema = {
         {
             "type": "object",
             "required": ["authorization"],
-            "additionalProperties": False,
             "properties": {"authorization": {"type": "string", "examples": ["Bearer …"]}},
         },
         {
             "type": "object",
             "required": ["tokenSha256"],
-            "additionalProperties": False,
             "properties": {"tokenSha256": {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}},
         },
         {
             "type": "object",
             "required": ["anonymous"],
-            "additionalProperties": False,
             "properties": {"anonymous": {"const": True}},
         },
     ],

@@ -1,7 +1,8 @@
 """What backends send, from JSON to the domain: shapes first (400), then what must fit (422)."""
 
+import json
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 from uuid import UUID
 
@@ -118,9 +119,16 @@ def event(body: bytes, webhook_id: str | None) -> Event:
     return Event(
         name=_name(data),
         report=_report(data, "/data"),
-        sent_at=None if envelope.timestamp is UNSET else envelope.timestamp,
+        sent_at=None if envelope.timestamp is UNSET else _in_utc(envelope.timestamp),
         webhook_id=webhook_id,
     )
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise _unfit("/timestamp", "must be in the years 1 to 9999 of UTC") from None
 
 
 def _name(data: EventData) -> TaskName:
@@ -194,7 +202,7 @@ def _result(value: Part, at: str) -> ToolResult | None:
     if value is UNSET:
         return None
     shape = _object(value, _Result, f"{at}/result")
-    if shape.resultType is not UNSET and bytes(shape.resultType) != b'"complete"':
+    if shape.resultType is not UNSET and json.loads(bytes(shape.resultType)) != "complete":
         raise Refused(
             "A task ends with a complete result.",
             faults=[Fault(f"{at}/result/resultType", 'must be "complete", or absent')],

@@ -19,7 +19,7 @@ from app.backends import inputs, outputs
 from app.backends.problems import document, problem
 from app.broker.context import Broker
 from app.broker.report import Reported, report
-from app.domain.backends import Backend
+from app.domain.backends import NAME, Backend
 from app.errors import BrokerError, Fault, Invalid, Refused, Unauthenticated
 from app.telemetry import Metrics
 
@@ -72,6 +72,8 @@ class WebhookEndpoint:
 
     async def _sender(self, name: str, headers: Headers, body: bytes) -> Backend:
         authorization = text_header(headers, b"authorization")
+        if NAME.fullmatch(name) is None:
+            raise Unauthenticated("The path names no backend.")
         if authorization is None:
             return await self._senders.by_signature(
                 name,
@@ -102,6 +104,6 @@ def _webhook_id(headers: Headers) -> str | None:
     raw = headers.get(b"webhook-id")
     if not raw:
         return None
-    if len(raw) > inputs.MAX_TEXT or not raw.isascii():
-        raise Invalid(f"webhook-id must have at most {inputs.MAX_TEXT} ASCII characters.")
+    if len(raw) > inputs.MAX_TEXT or not raw.isascii() or b"\0" in raw:
+        raise Invalid(f"webhook-id must have at most {inputs.MAX_TEXT} ASCII characters, no NUL.")
     return raw.decode("ascii")

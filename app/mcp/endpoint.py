@@ -33,6 +33,7 @@ from app.telemetry import Metrics
 
 log = structlog.get_logger(__name__)
 
+_INTERNAL = RpcFailure(INTERNAL_ERROR, "Internal error; the broker's log says why", 500)
 _NOTHING = re.compile(rb"q\s*=\s*0(\.0*)?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -125,6 +126,11 @@ class McpEndpoint:
             return _refusal(413, error.detail)
         except Invalid as error:
             return _refusal(400, error.detail)
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("mcp request failed before its message was read")
+            return Answer(500, jsonrpc.error_body(None, _INTERNAL))
         return await self._carry_out(body, headers, self._broker.keyring.fingerprints(owner))
 
     def _refuse(self, method: str, headers: Headers) -> Answer | None:
@@ -169,8 +175,7 @@ class McpEndpoint:
             return _unavailable(request.id, error), "unavailable"
         except Exception:
             log.exception("mcp request failed", method=request.method[:64])
-            internal = RpcFailure(INTERNAL_ERROR, "Internal error", 500)
-            return Answer(500, jsonrpc.error_body(request.id, internal)), str(INTERNAL_ERROR)
+            return Answer(500, jsonrpc.error_body(request.id, _INTERNAL)), str(INTERNAL_ERROR)
 
     async def _result(self, request: Request, headers: Headers, owner: Fingerprints) -> bytes:
         era = classify(request, headers)
