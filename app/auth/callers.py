@@ -2,9 +2,8 @@
 
 import re
 
-from cachetools import TTLCache
-
 from app.auth.keys import BACKEND_KEY_PREFIX, CLIENT_KEY_PREFIX, key_hash
+from app.auth.remembered import Remembered
 from app.db import backends, clients
 from app.db.database import Database
 from app.domain.clients import Client
@@ -15,9 +14,6 @@ from app.domain.owners import (
     opaque_token_owner,
 )
 from app.errors import Unauthenticated
-
-REMEMBERED_SECONDS = 2.0
-"""How long a key that was looked up is believed: a revocation takes effect within this time."""
 
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.ASCII | re.IGNORECASE)
 
@@ -35,13 +31,15 @@ class Callers:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._clients: TTLCache[bytes, Client | None] = TTLCache(10_000, REMEMBERED_SECONDS)
-        self._anonymous: TTLCache[None, bool] = TTLCache(1, REMEMBERED_SECONDS)
+        self._clients = Remembered(self._find_client)
+        self._anonymous_allowed = Remembered(self._find_anonymous_allowed)
 
     async def owner(self, authorization: str | None) -> Owner:
         """The owner that an MCP client is. Raises Unauthenticated."""
         if authorization is None:
-            return await self._anonymous_owner()
+            if not await self._anonymous_allowed.get(None):
+                raise Unauthenticated
+            return ANONYMOUS
         return await self.owner_of_token(bearer_token(authorization))
 
     async def owner_of_token(self, token: str) -> Owner:
@@ -53,23 +51,15 @@ class Callers:
             raise Unauthenticated("This is the API key of a tool server, not of an MCP client.")
         if not token.startswith(CLIENT_KEY_PREFIX):
             return opaque_token_owner(token)
-        client = await self._client(key_hash(token))
+        client = await self._clients.get(key_hash(token))
         if client is None:
             raise Unauthenticated("This client key is unknown or revoked.")
         return client_key_owner(str(client.id))
 
-    async def _client(self, hashed: bytes) -> Client | None:
-        if hashed not in self._clients:
-            async with self._db.transaction() as connection:
-                self._clients[hashed] = await clients.by_key(connection, hashed)
-        return self._clients.get(hashed)
+    async def _find_client(self, hashed: bytes) -> Client | None:
+        async with self._db.transaction() as connection:
+            return await clients.by_key(connection, hashed)
 
-    async def _anonymous_owner(self) -> Owner:
-        allowed = self._anonymous.get(None)
-        if allowed is None:
-            async with self._db.transaction() as connection:
-                allowed = await backends.any_allows_anonymous(connection)
-            self._anonymous[None] = allowed
-        if not allowed:
-            raise Unauthenticated
-        return ANONYMOUS
+    async def _find_anonymous_allowed(self, _: None) -> bool:
+        async with self._db.transaction() as connection:
+            return await backends.any_allows_anonymous(connection)

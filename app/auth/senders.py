@@ -1,10 +1,10 @@
 """Tool servers: by API key, or by the signature of a webhook."""
 
 import structlog
-from cachetools import TTLCache
 
-from app.auth.callers import REMEMBERED_SECONDS, bearer_token
+from app.auth.callers import bearer_token
 from app.auth.keys import SecretBox, Undecryptable, key_hash
+from app.auth.remembered import Remembered
 from app.db import backends
 from app.db.database import Database
 from app.domain import signing
@@ -27,20 +27,14 @@ class Senders:
         self._db = db
         self._box = box
         self._clock = clock
-        self._by_key: TTLCache[bytes, Backend | None] = TTLCache(10_000, REMEMBERED_SECONDS)
-        self._by_name: TTLCache[str, tuple[Backend, list[bytes]] | None] = TTLCache(
-            10_000, REMEMBERED_SECONDS
-        )
+        self._by_key = Remembered(self._find_by_key)
+        self._by_name = Remembered(self._find_by_name)
 
     async def by_key(self, authorization: str | None) -> Backend:
         """The backend of an API key. Raises Unauthenticated, or Forbidden when it is disabled."""
         if authorization is None:
             raise Unauthenticated("Send `Authorization: Bearer` with the backend's API key.")
-        hashed = key_hash(bearer_token(authorization))
-        if hashed not in self._by_key:
-            async with self._db.transaction() as connection:
-                self._by_key[hashed] = await backends.by_key(connection, hashed, self._clock())
-        backend = self._by_key.get(hashed)
+        backend = await self._by_key.get(key_hash(bearer_token(authorization)))
         if backend is None:
             raise Unauthenticated("This API key is unknown or no longer valid.")
         return _enabled(backend)
@@ -56,17 +50,16 @@ class Senders:
                 "webhook-timestamp must be the sending time in whole seconds, "
                 f"within {signing.TOLERANCE_SECONDS} s of the broker's clock."
             )
-        backend, secrets = await self._backend(name) or (None, [])
+        backend, secrets = await self._by_name.get(name) or (None, [])
         if not signing.verify(secrets, webhook_id, timestamp, signatures, body) or backend is None:
             raise Unauthenticated(f"No signature is valid. {_NO_SIGNATURE}")
         return _enabled(backend)
 
-    async def _backend(self, name: str) -> tuple[Backend, list[bytes]] | None:
-        if name not in self._by_name:
-            self._by_name[name] = await self._load(name)
-        return self._by_name.get(name)
+    async def _find_by_key(self, hashed: bytes) -> Backend | None:
+        async with self._db.transaction() as connection:
+            return await backends.by_key(connection, hashed, self._clock())
 
-    async def _load(self, name: str) -> tuple[Backend, list[bytes]] | None:
+    async def _find_by_name(self, name: str) -> tuple[Backend, list[bytes]] | None:
         async with self._db.transaction() as connection:
             backend = await backends.by_name(connection, name)
             if backend is None:

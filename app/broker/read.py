@@ -23,7 +23,7 @@ async def read(broker: Broker, task_id: str, owner: Fingerprints) -> Task:
     """The owner's task. Raises NotFound or Expired."""
     ref = own_ref(broker, task_id, owner)
     task = broker.terminal_tasks.get(ref)
-    if task is None:
+    if task is None or task.expired(broker.clock()):  # which may have been purged meanwhile
         task = await broker.db.read(ref)
         if task is None:
             raise NotFound

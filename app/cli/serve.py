@@ -105,8 +105,9 @@ def _listen(settings: Settings, workers: int) -> None:
 
 def application() -> Application:
     """The application of one worker process, from the environment that `serve` prepared."""
-    if multiprocessing.parent_process() is not None:
-        _die_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        _die_with(parent.pid)
     return create_app(read_settings())
 
 
@@ -117,10 +118,12 @@ def _hand_to_workers(settings: Settings) -> None:
     os.environ[f"{PREFIX}HOST"] = settings.host
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int | None) -> None:
     # After a kill -9 of `serve` nobody would end its workers, and they would keep the port.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("`taskbroker serve` has ended")
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:

@@ -63,8 +63,9 @@ class Keyring:
         if not secrets:
             raise ValueError("at least one secret key is needed")
         self._keys = [_Key(secret) for secret in secrets]
-        # Clients poll: what they present now they will present again.
-        self.fingerprints: Callable[[Owner], Fingerprints] = lru_cache(maxsize=10_000)(self._fingerprints)
+        self.fingerprints: Callable[[Owner], Fingerprints] = lru_cache(maxsize=10_000)(
+            self._fingerprints
+        )
         self._verified = lru_cache(maxsize=32_768)(self._verify)
 
     @property
@@ -87,7 +88,8 @@ class Keyring:
     def verify(self, task_id: str, owner: Fingerprints) -> UUID | None:
         """The reference inside an id that belongs to `owner`, else `None`.
 
-        Malformed, unknown and foreign ids cost the same work.
+        Malformed, unknown and foreign ids cost the same work. What a caller presents again is
+        remembered, as clients poll.
         """
         return self._verified(task_id[: ID_LENGTH + 1], owner)
 

@@ -92,6 +92,7 @@ class BrokerProcess:
         self._log = name
         self._workers = workers
         self._process: subprocess.Popen[bytes] | None = None
+        self._orphans: list[int] = []
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -124,14 +125,18 @@ class BrokerProcess:
         return [pid for pid, line in command_lines.items() if b"spawn_main" in line]
 
     def start(self) -> None:
+        self.spawn()
+        until(self.is_ready, 60)
+        secret((self.data_dir / "secret-keys").read_text().strip())
+
+    def spawn(self) -> None:
+        """Starts the process, and does not wait for anything."""
         serve = ("serve", "--port", str(self.port), "--workers", str(self._workers))
         settings = environment(data_dir=str(self.data_dir))
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [*COMMAND, *serve], cwd=ROOT, env=settings, stdout=log, stderr=log
             )
-        until(self.is_ready, 60)
-        secret((self.data_dir / "secret-keys").read_text().strip())
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, f"the broker ended, see {self._log}.log"
@@ -142,6 +147,7 @@ class BrokerProcess:
 
     def kill(self) -> None:
         """What the kernel does to it, or an impatient operator."""
+        self._orphans += self.workers
         self.process.kill()
         self.process.wait(10)
 
@@ -149,6 +155,16 @@ class BrokerProcess:
         """What an orchestrator does to it; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
+
+    def clean_up(self) -> None:
+        """Leaves nothing behind, whatever a test has done or found."""
+        postmaster = self.postmaster
+        if self.process.poll() is None:
+            self.terminate()
+        for pid in self._orphans:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: gone(postmaster), 60)
 
     async def run(self, command: str) -> str:
         """The output of a command beside the running broker."""
@@ -173,7 +189,4 @@ def running_broker(name: str, *, workers: int = 1) -> Iterator[BrokerProcess]:
             broker.start()
             yield broker
         finally:
-            postmaster = broker.postmaster
-            if broker.process.poll() is None:
-                broker.terminate()
-            until(lambda: gone(postmaster), 60)
+            broker.clean_up()

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import httpx
 
 from app.asgi import Application, Message
-from app.auth.callers import REMEMBERED_SECONDS
+from app.auth import remembered
 from app.auth.keys import SecretBox, key_hash, new_backend_key, new_client_key
 from app.broker.context import Broker
 from app.broker.expire import Swept, sweep
@@ -275,7 +275,7 @@ class Service:
             backend = await backends.by_name(connection, tools.name)
             assert backend is not None
             await backends.set_disabled(connection, backend.id, self.clock())
-        async with asyncio.timeout(3 * REMEMBERED_SECONDS):
+        async with asyncio.timeout(10 * remembered.SECONDS):
             while (await tools.list()).status_code == 200:
                 pass
 
