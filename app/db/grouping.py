@@ -1,9 +1,9 @@
 """Many concurrent calls, few statements.
 
 A round trip to Postgres costs about the same for one row as for fifty. `Grouping` holds a few
-connections. A call that finds one free runs on it at once, alone; calls that find none wait, and
-the next connection to come free takes all of them in one go. So a single caller has the latency
-of a plain query, and a thousand share the round trips.
+connections. A free one takes all calls of a turn of the event loop in one go; calls that find
+none wait, and the next connection to come free takes all of them. So a single caller has the
+latency of a plain query, and a thousand share the round trips.
 """
 
 import asyncio
@@ -52,6 +52,7 @@ class Grouping(Generic[Call, Answer]):
         self._ready: deque[_Waiter[Call, Answer]] = deque()
         self._behind: dict[Hashable, deque[_Waiter[Call, Answer]]] = {}
         self._groups: set[asyncio.Task[None]] = set()
+        self._starting = False
         self._closed = False
 
     async def call(self, call: Call) -> Answer:
@@ -81,13 +82,17 @@ class Grouping(Generic[Call, Answer]):
         self._free.clear()
 
     def _dispatch(self) -> None:
-        while self._free and self._ready:
-            group = [self._ready.popleft() for _ in range(min(self._largest, len(self._ready)))]
-            task = asyncio.get_running_loop().create_task(self._serve(self._free.pop(), group))
+        if self._free and self._ready and not self._starting:
+            self._starting = True
+            task = asyncio.get_running_loop().create_task(self._serve(self._free.pop()))
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
 
-    async def _serve(self, connection: Driver | None, group: list[_Waiter[Call, Answer]]) -> None:
+    async def _serve(self, connection: Driver | None) -> None:
+        # It starts a turn of the loop later, and so takes all calls of that turn along.
+        group = [self._ready.popleft() for _ in range(min(self._largest, len(self._ready)))]
+        self._starting = False
+        self._dispatch()
         try:
             if connection is None or connection.is_closed():
                 connection = await self._connect()

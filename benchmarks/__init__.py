@@ -1,0 +1,1 @@
+"""Measurements, as ratios to a bare ASGI application; see docs/performance.md."""
