@@ -14,7 +14,7 @@ from app.views import legacy, modern
 def created(made: Created) -> bytes:
     """The answer to a create: what to return from `tools/call`, for each era."""
     return _object({
-        "taskRef": json.dumps(str(made.task.ref)),
+        "taskRef": f'"{made.task.ref}"',
         "createTaskResult": modern.create_task_result(made.task, made.task_id),
         "createTaskResultLegacy": legacy.create_task_result(made.task, made.task_id),
     }).encode()  # fmt: skip
@@ -22,10 +22,12 @@ def created(made: Created) -> bytes:
 
 def reported(outcome: Reported) -> bytes:
     """The answer to an event, with all that the backend must learn about the task."""
-    applied = outcome.verdict is Verdict.APPLIED
-    members = {"applied": json.dumps(applied)}
-    if not applied:
-        members["reason"] = json.dumps(outcome.verdict)
+    verdict = outcome.verdict
+    members = (
+        {"applied": "true"}
+        if verdict is Verdict.APPLIED
+        else {"applied": "false", "reason": f'"{verdict}"'}
+    )
     members["task"] = _object(_state(outcome.task))
     return _object(members | _signals(outcome.task)).encode()
 
@@ -49,32 +51,41 @@ def _whole(task: Task) -> JsonText:
     if task.error is not None:
         members["error"] = task.error
     if task.status is Status.INPUT_REQUIRED:
-        members["inputRequests"] = _object({q.key: q.request for q in task.outstanding})
+        members["inputRequests"] = _map({q.key: q.request for q in task.outstanding})
     return _object(members | _signals(task))
 
 
 def _state(task: Task) -> dict[str, JsonText]:
-    members: dict[str, JsonText | None] = {
-        "taskRef": json.dumps(str(task.ref)),
-        "externalId": None if task.external_id is None else json.dumps(task.external_id),
-        "tool": None if task.tool is None else json.dumps(task.tool),
-        "status": json.dumps(task.status),
-        "statusMessage": task.status_message,
-        "createdAt": json.dumps(iso(task.created_at)),
-        "lastUpdatedAt": json.dumps(iso(task.updated_at)),
-        "ttlMs": json.dumps(task.ttl_ms),
-        "pollIntervalMs": None if task.poll_interval_ms is None else str(task.poll_interval_ms),
-        "stallAfterMs": None if task.stall_after_ms is None else str(task.stall_after_ms),
-    }
-    return {name: text for name, text in members.items() if text is not None}
+    members = {"taskRef": f'"{task.ref}"'}
+    if task.external_id is not None:
+        members["externalId"] = json.dumps(task.external_id)
+    if task.tool is not None:
+        members["tool"] = json.dumps(task.tool)
+    members["status"] = f'"{task.status}"'
+    if task.status_message is not None:
+        members["statusMessage"] = task.status_message
+    members["createdAt"] = f'"{iso(task.created_at)}"'
+    members["lastUpdatedAt"] = f'"{iso(task.updated_at)}"'
+    members["ttlMs"] = "null" if task.ttl_ms is None else str(task.ttl_ms)
+    if task.poll_interval_ms is not None:
+        members["pollIntervalMs"] = str(task.poll_interval_ms)
+    if task.stall_after_ms is not None:
+        members["stallAfterMs"] = str(task.stall_after_ms)
+    return members
 
 
 def _signals(task: Task) -> dict[str, JsonText]:
     return {
-        "cancelRequested": json.dumps(task.cancel_requested_at is not None),
-        "inputResponses": _object(task.responses),
+        "cancelRequested": "false" if task.cancel_requested_at is None else "true",
+        "inputResponses": _map(task.responses),
     }
 
 
 def _object(members: Mapping[str, JsonText]) -> JsonText:
-    return f"{{{','.join(f'{json.dumps(name)}:{text}' for name, text in members.items())}}}"
+    """An object whose member names are ours."""
+    return "{" + ",".join([f'"{name}":{text}' for name, text in members.items()]) + "}"
+
+
+def _map(entries: Mapping[str, JsonText]) -> JsonText:
+    """An object whose member names are the backend's."""
+    return "{" + ",".join([f"{json.dumps(key)}:{text}" for key, text in entries.items()]) + "}"
