@@ -20,14 +20,18 @@ FROM python:3.13-slim
 LABEL org.opencontainers.image.title="Task Broker" \
       org.opencontainers.image.description="A durable home for MCP tasks" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin taskbroker
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin taskbroker \
+ && install --directory --owner taskbroker --mode 0700 /var/lib/taskbroker/data
 COPY --from=builder /opt/taskbroker /opt/taskbroker
 ENV PATH=/opt/taskbroker/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     TASKBROKER_HOST=0.0.0.0 \
-    TASKBROKER_PORT=8080
+    TASKBROKER_PORT=8080 \
+    TASKBROKER_DATA_DIR=/var/lib/taskbroker/data
 USER taskbroker
 WORKDIR /tmp
+# Only without TASKBROKER_DATABASE_URL: the embedded Postgres, for trying it out.
+VOLUME /var/lib/taskbroker/data
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python", "-c", \

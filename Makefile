@@ -70,7 +70,7 @@ clients: $(VENV)/.dev .venv-demo/installed.txt .venv-client-mcp/installed.txt te
 	$(BIN)/python -m pytest -m clients
 
 bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 # --- keeping it -----------------------------------------------------------------------------
 

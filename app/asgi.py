@@ -1,6 +1,6 @@
 """The little that the plain ASGI endpoints need: headers, a bounded body, one answer."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Mapping[bytes, bytes]
+MAX_HEADER_BYTES = 65_536
 _LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
@@ -30,8 +31,15 @@ class ClientGone(Exception):
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Header values by lower-case name; a repeated one is joined with a comma (RFC 9110, 5.3)."""
+    """Header values by lower-case name; a repeated one is joined with a comma (RFC 9110, 5.3).
+
+    Raises TooLarge when they are over MAX_HEADER_BYTES, because the server sets no bound.
+    """
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
+    if sum([len(value) for _, value in pairs]) > MAX_HEADER_BYTES:
+        raise TooLarge(
+            f"The headers are larger than this broker accepts ({MAX_HEADER_BYTES} bytes)."
+        )
     headers = dict(pairs)
     if len(headers) != len(pairs):
         values: dict[bytes, list[bytes]] = {}
@@ -90,7 +98,3 @@ async def send_answer(send: Send, answer: Answer) -> None:
 def text_header(headers: Headers, name: bytes) -> str | None:
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
-
-
-def retry_after(seconds: int) -> Iterable[tuple[bytes, bytes]]:
-    return ((b"retry-after", b"%d" % seconds),)

@@ -9,7 +9,8 @@ BrokerError
 ├── Expired              the task's time to live has run out
 ├── Conflict             the name is taken by something else
 ├── TooLarge             the input is over the limit
-└── StorageUnavailable   the database cannot be reached now; trying again is right
+├── StorageUnavailable   the database cannot be reached now; trying again is right
+└── StorageFault         the database refused a statement: a fault of ours (in db/engine.py)
 """
 
 from collections.abc import Sequence

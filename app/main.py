@@ -28,7 +28,7 @@ from app.db.database import Database
 from app.domain.clock import Clock, utc_now
 from app.domain.lifetimes import Lifetimes
 from app.domain.task_ids import Keyring
-from app.errors import BrokerError, Fault, StorageUnavailable
+from app.errors import BrokerError, Fault
 from app.mcp.endpoint import Doorkeeper, McpEndpoint
 from app.settings import Settings
 from app.telemetry import Metrics
@@ -155,8 +155,8 @@ async def _look_at_schema(broker: Broker) -> None:
     """Says what is wrong with the database; the service starts all the same, and waits for it."""
     try:
         revision = await health.revision(broker.db)
-    except StorageUnavailable:
-        log.warning("the database cannot be reached yet")
+    except BrokerError as error:
+        log.error("the database cannot be used yet", reason=error.detail)  # noqa: TRY400 - no trace
         return
     if revision != migrations.head():
         log.error("run `taskbroker migrate`", schema=revision, needed=migrations.head())
@@ -173,7 +173,7 @@ def _add_operations(api: FastAPI, broker: Broker, metrics: Metrics) -> None:
     async def readyz() -> Response:
         try:
             revision = await health.revision(broker.db)
-        except StorageUnavailable:
+        except BrokerError:
             return Response("the database cannot be reached\n", 503, media_type="text/plain")
         if revision != head:
             said = f"the schema is at {revision}, this program needs {head}: run migrate\n"

@@ -5,6 +5,7 @@ import os
 from base64 import b64encode, urlsafe_b64decode
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import Field, ValidationError, field_validator
@@ -25,6 +26,13 @@ NOT_YET = {
     "MAX_LIVE_TASKS_PER_BACKEND": "quotas are not part of this release",
 }
 """Settings that would promise protection which is not there: they stop the start."""
+
+LIBPQ_ONLY = frozenset(
+    ("channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
+     "keepalives_idle", "keepalives_interval", "requirepeer", "sslcompression",
+     "tcp_user_timeout")
+)  # fmt: skip
+"""Parameters of a database URL that libpq has and our driver would take for server settings."""
 
 WITHOUT_EFFECT = ("RATE_LIMIT_ENABLED", "ALLOW_PRIVATE_CALLBACKS", "ADMIN_TOKEN", "PUBLIC_URL")
 """Settings of features to come that do no harm: accepted, and named in the start-up log."""
@@ -82,6 +90,14 @@ class Settings(BaseSettings):
     def _libpq_style(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("postgresql://", "postgres://")):
             raise ValueError("must look like postgresql://user@host/database")
+        try:
+            url = urlsplit(value or "")
+            unknown = LIBPQ_ONLY.intersection(parse_qs(url.query))
+            _ = url.port  # checks it
+        except ValueError:
+            raise ValueError("is not a URL") from None
+        if unknown:
+            raise ValueError(f"the driver has no {', '.join(sorted(unknown))}; leave that out")
         return value
 
     @field_validator("secret_keys")

@@ -48,6 +48,8 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
         ("LOG_LEVEL", "loud"),
         ("STRICT_HEADERS", "perhaps"),
         ("DATABASE_URL", "mysql://user:hunter2@host/db"),
+        ("DATABASE_URL", "postgresql://user:hunter2@host:port/db"),
+        ("DATABASE_URL", "postgresql://user:hunter2@host/db?channel_binding=require"),
         ("SECRET_KEYS", "c2hvcnQ"),
         ("SECRET_KEYS", "no base64 at all, hunter2"),
     ],

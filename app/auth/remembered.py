@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from cachetools import TTLCache
@@ -24,10 +25,11 @@ class Remembered(Generic[Key, Value]):
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = asyncio.ensure_future(self._look_up(key))
-        try:
-            # Who is cancelled leaves the look-up to the others.
-            return answer.result() if answer.done() else await asyncio.shield(answer)
-        except BaseException:
-            if self._answers.get(key) is answer and answer.done():
-                del self._answers[key]
-            raise
+            answer.add_done_callback(partial(self._forget_failure, key))
+        # Who is cancelled leaves the look-up to the others.
+        return answer.result() if answer.done() else await asyncio.shield(answer)
+
+    def _forget_failure(self, key: Key, answer: asyncio.Future[Value]) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
+        if failed and self._answers.get(key) is answer:
+            del self._answers[key]

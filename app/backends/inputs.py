@@ -202,13 +202,17 @@ def _result(value: Part, at: str) -> ToolResult | None:
     if value is UNSET:
         return None
     shape = _object(value, _Result, f"{at}/result")
-    if shape.resultType is not UNSET and json.loads(bytes(shape.resultType)) != "complete":
+    if shape.resultType is not UNSET and not _says(shape.resultType, "complete"):
         raise Refused(
             "A task ends with a complete result.",
             faults=[Fault(f"{at}/result/resultType", 'must be "complete", or absent')],
         )
     is_error = shape.isError is not UNSET and bytes(shape.isError) == b"true"
     return ToolResult(rawjson.text(value), shape.resultType is not UNSET, is_error)
+
+
+def _says(raw: Raw, text: str) -> bool:
+    return rawjson.is_text(raw) and json.loads(bytes(raw)) == text
 
 
 def _error(value: Part, at: str) -> RpcError | None:

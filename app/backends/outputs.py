@@ -38,7 +38,9 @@ def task(task: Task) -> bytes:
 
 
 def page(tasks: Iterable[Task], next_cursor: str | None) -> bytes:
-    members = {"tasks": f"[{','.join(map(_whole, tasks))}]"}
+    """One page of tasks, without what may be large."""
+    summaries = [_object(_state(task) | _signals(task)) for task in tasks]
+    members = {"tasks": f"[{','.join(summaries)}]"}
     if next_cursor is not None:
         members["nextCursor"] = json.dumps(next_cursor)
     return _object(members).encode()

@@ -1,6 +1,7 @@
 """What the verbs work with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from sys import getsizeof
 from uuid import UUID
 
 from cachetools import TTLCache
@@ -47,11 +48,12 @@ class TerminalTasks:
 
     def add(self, task: Task) -> None:
         if task.status.terminal and _size(task) <= self._tasks.maxsize:
-            self._tasks[task.ref] = task
+            self._tasks[task.ref] = replace(task, inputs=())  # nobody is shown them any more
 
 
 def _size(task: Task) -> int:
-    return _TASK_OVERHEAD_BYTES + len(task.result or "") + len(task.error or "")
+    texts = (task.result, task.error, task.status_message)
+    return _TASK_OVERHEAD_BYTES + sum(getsizeof(text) for text in texts if text is not None)
 
 
 @dataclass(frozen=True, slots=True)

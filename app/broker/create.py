@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from app.broker.context import Broker
 from app.db import tasks as stored
+from app.db.engine import ForeignKeyViolation
 from app.domain import events, tasks
 from app.domain.backends import Backend
 from app.domain.events import Report
 from app.domain.task_ids import Fingerprints, new_task_ref
 from app.domain.tasks import Task
-from app.errors import Conflict, Expired, NotFound
+from app.errors import Conflict, Expired, Unauthenticated
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,26 @@ async def create(broker: Broker, backend: Backend, owner: Fingerprints, wanted: 
     that belongs to another owner, Expired when it has expired, Refused for a bad state.
     """
     task = _begin(broker, backend, owner, wanted)
-    if await broker.db.create(task):
-        return Created(task, broker.keyring.mint(task.ref, owner), new=True)
-    assert wanted.external_id is not None  # nothing else can be taken
-    first = await _first(broker, backend, wanted.external_id)
+    while not await _store(broker, task):
+        first = await _first(broker, backend, wanted.external_id)
+        if first is not None:  # else it was purged meanwhile, and its name is free
+            return _again(broker, owner, first)
+    return Created(task, broker.keyring.mint(task.ref, owner), new=True)
+
+
+async def _store(broker: Broker, task: Task) -> bool:
+    try:
+        return await broker.db.create(task)
+    except ForeignKeyViolation:
+        raise Unauthenticated("This backend was removed.") from None
+
+
+def _again(broker: Broker, owner: Fingerprints, first: Task) -> Created:
     if first.owner not in owner:
-        raise Conflict(f"externalId {wanted.external_id!r} names a task of another owner.")
+        raise Conflict(f"externalId {first.external_id!r} names a task of another owner.")
     if first.expired(broker.clock()):
         raise Expired(
-            f"The task with externalId {wanted.external_id!r} has expired; use a new externalId."
+            f"The task with externalId {first.external_id!r} has expired; use a new externalId."
         )
     return Created(first, broker.keyring.mint(first.ref, owner, first.key_id), new=False)
 
@@ -63,14 +75,13 @@ def _begin(broker: Broker, backend: Backend, owner: Fingerprints, wanted: NewTas
         poll_interval_ms=backend.terms.poll_interval_ms or broker.policy.poll_interval_ms,
         now=now,
     )
+    events.check_payload(wanted.state)
     task = events.with_ttl(task, wanted.state.ttl_ms, lifetimes)
     return events.apply(task, wanted.state, None, now, lifetimes, broker.policy.cancel_grace_ms)
 
 
-async def _first(broker: Broker, backend: Backend, external_id: str) -> Task:
+async def _first(broker: Broker, backend: Backend, external_id: str | None) -> Task | None:
+    assert external_id is not None  # nothing else can be taken
     async with broker.db.transaction() as connection:
         ref = await stored.ref_of(connection, backend.id, external_id)
-    task = None if ref is None else await broker.db.read(ref)
-    if task is None:
-        raise NotFound(f"The task with externalId {external_id!r} was purged just now; try again.")
-    return task
+    return None if ref is None else await broker.db.read(ref)

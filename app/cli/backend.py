@@ -1,7 +1,7 @@
 """`taskbroker backend`: tool servers that may use the broker."""
 
 import secrets
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ app = typer.Typer(help="Tool servers that may use the broker.", no_args_is_help=
 
 DAY_MS = 24 * 3600 * 1000
 _LIFE = partial(typer.Option, min=1, max=100 * 366 * DAY_MS)
+REMOVED_AT_ONCE = 5_000
 Name = Annotated[str, typer.Argument(help="The backend's name.")]
 Overlap = Annotated[
     float,
@@ -175,8 +176,9 @@ def rotate_key(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = Fals
     async def action(broker: Broker, _: Settings) -> None:
         async with broker.db.transaction() as connection:
             backend = await _named(connection, name)
-            end = _end_of_overlap(broker, overlap_hours)
-            await backends.expire_keys(connection, backend.id, end)
+            now = broker.clock()
+            end = now + timedelta(hours=overlap_hours)
+            await backends.expire_keys(connection, backend.id, now, end)
             await backends.add_key(connection, backend.id, key_hash(key))
 
     run(action)
@@ -194,8 +196,9 @@ def rotate_secret(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = F
     async def action(broker: Broker, settings: Settings) -> None:
         async with broker.db.transaction() as connection:
             backend = await _named(connection, name)
-            end = _end_of_overlap(broker, overlap_hours)
-            await backends.expire_secrets(connection, backend.id, end)
+            now = broker.clock()
+            end = now + timedelta(hours=overlap_hours)
+            await backends.expire_secrets(connection, backend.id, now, end)
             closed = SecretBox(settings.keys).close(secret)
             await backends.add_secret(connection, backend.id, closed)
 
@@ -220,13 +223,16 @@ def remove(
             live = await backends.live_tasks(connection, backend.id)
             if live and not force:
                 raise Refused(f"{name} has {live} live tasks; --force removes them too.")
-            return await backends.remove(connection, backend.id)
+            await backends.set_disabled(connection, backend.id, broker.clock())
+        removed = 0
+        while True:
+            async with broker.db.transaction() as connection:
+                batch = await backends.remove_tasks(connection, backend.id, REMOVED_AT_ONCE)
+                removed += batch
+                if batch < REMOVED_AT_ONCE:
+                    return removed + await backends.remove(connection, backend.id)
 
     print(f"{name} is removed, with {run(action)} tasks.")
-
-
-def _end_of_overlap(broker: Broker, hours: float) -> datetime:
-    return broker.clock() + timedelta(hours=hours)
 
 
 async def _named(connection: Connection, name: str) -> Backend:

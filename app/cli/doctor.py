@@ -88,7 +88,8 @@ async def _clock(broker: Broker, _: Settings) -> Finding:
 async def _keys(broker: Broker, settings: Settings) -> Finding:
     box = SecretBox(settings.keys)
     async with broker.db.transaction() as connection:
-        closed = sum(not box.opens(secret) for secret in await backends.all_secrets(connection))
+        secrets = await backends.all_secrets(connection, broker.clock())
+    closed = sum(not box.opens(secret) for secret in secrets)
     found = f"{len(settings.keys)} in the ring"
     if closed:
         mend = (

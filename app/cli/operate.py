@@ -42,7 +42,7 @@ def sweep(as_json: AsJson = False) -> None:
 
 @keys.command("new")
 def new_key() -> None:
-    """Print a fresh key. Put it in front of TASKBROKER_SECRET_KEYS and keep the older ones.
+    """Print a fresh key for TASKBROKER_SECRET_KEYS; docs/operations.md says how to rotate.
 
     Example: `export TASKBROKER_SECRET_KEYS=$(taskbroker keys new)`
     """

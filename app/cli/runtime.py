@@ -39,6 +39,8 @@ def database() -> Iterator[Settings]:
     if url is not None:
         yield embedded_settings(settings, folder, url)
         return
+    if not (settings.data_dir / "postgres").exists():
+        note(f"Making a new, empty database in {settings.data_dir.absolute()}.")
     with folder.claim("command", WAIT_SECONDS), embedded_postgres(settings) as postgres:
         asyncio.run(migrate(postgres.url))
         yield embedded_settings(settings, folder, postgres.url)

@@ -13,6 +13,7 @@ from typing import Annotated
 import structlog
 import typer
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.asgi import Application
@@ -98,9 +99,15 @@ def _listen(settings: Settings, workers: int) -> None:
     listener = config.bind_socket()
     _announce(settings, listener)
     if workers == 1:
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+        server.run(sockets=[listener])
+        failed = not server.started
     else:
-        Multiprocess(config, sockets=[listener]).run()
+        supervisor = Multiprocess(config, sockets=[listener])
+        supervisor.run()
+        failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
+    if failed:
+        sys.exit(1)
 
 
 def application() -> Application:

@@ -68,11 +68,20 @@ async def set_disabled(connection: AsyncConnection, backend_id: int, at: datetim
     await connection.execute(update(B).where(B.c.id == backend_id).values(disabled_at=at))
 
 
+async def remove_tasks(connection: AsyncConnection, backend_id: int, limit: int) -> int:
+    """Deletes a batch of a backend's tasks; how many."""
+    t = schema.tasks.c
+    batch = select(t.task_ref).where(t.backend_id == backend_id).limit(limit)
+    deleted = await connection.execute(delete(schema.tasks).where(t.task_ref.in_(batch)))
+    return deleted.rowcount
+
+
 async def remove(connection: AsyncConnection, backend_id: int) -> int:
-    """Deletes a backend with its keys, secrets and tasks; the number of tasks."""
-    tasks = await connection.execute(
-        delete(schema.tasks).where(schema.tasks.c.backend_id == backend_id)
-    )
+    """Deletes a backend with its keys, its secrets and the tasks that are left; how many tasks."""
+    # A create that is under way has the row locked, and one that comes later waits here.
+    await connection.execute(select(B.c.id).where(B.c.id == backend_id).with_for_update())
+    t = schema.tasks.c
+    tasks = await connection.execute(delete(schema.tasks).where(t.backend_id == backend_id))
     await connection.execute(delete(B).where(B.c.id == backend_id))
     return tasks.rowcount
 
@@ -99,14 +108,18 @@ async def add_secret(connection: AsyncConnection, backend_id: int, ciphertext: b
     await connection.execute(insert(S).values(backend_id=backend_id, ciphertext=ciphertext))
 
 
-async def expire_keys(connection: AsyncConnection, backend_id: int, at: datetime) -> None:
-    """Lets the present keys end at `at`, those that end earlier excepted."""
-    await _expire(connection, K, backend_id, at)
+async def expire_keys(
+    connection: AsyncConnection, backend_id: int, now: datetime, at: datetime
+) -> None:
+    """Lets the present keys end at `at`, those that end earlier excepted, and drops old ones."""
+    await _expire(connection, K, backend_id, now, at)
 
 
-async def expire_secrets(connection: AsyncConnection, backend_id: int, at: datetime) -> None:
-    """Lets the present secrets end at `at`, those that end earlier excepted."""
-    await _expire(connection, S, backend_id, at)
+async def expire_secrets(
+    connection: AsyncConnection, backend_id: int, now: datetime, at: datetime
+) -> None:
+    """Lets the present secrets end at `at`, those that end earlier excepted, and drops old ones."""
+    await _expire(connection, S, backend_id, now, at)
 
 
 async def secrets_of(connection: AsyncConnection, backend_id: int, now: datetime) -> list[bytes]:
@@ -119,16 +132,18 @@ async def secrets_of(connection: AsyncConnection, backend_id: int, now: datetime
     return list(rows)
 
 
-async def all_secrets(connection: AsyncConnection) -> list[bytes]:
-    """Every stored webhook secret, still encrypted."""
-    return list(await connection.scalars(select(S.c.ciphertext)))
+async def all_secrets(connection: AsyncConnection, now: datetime) -> list[bytes]:
+    """Every webhook secret that is valid now, still encrypted."""
+    return list(await connection.scalars(select(S.c.ciphertext).where(_valid(S, now))))
 
 
-async def _expire(connection: AsyncConnection, table: Any, backend_id: int, at: datetime) -> None:
+async def _expire(
+    connection: AsyncConnection, table: Any, backend_id: int, now: datetime, at: datetime
+) -> None:
+    own = table.c.backend_id == backend_id
+    await connection.execute(delete(table).where(own, table.c.expires_at <= now))
     later = or_(table.c.expires_at.is_(None), table.c.expires_at > at)
-    await connection.execute(
-        update(table).where(table.c.backend_id == backend_id, later).values(expires_at=at)
-    )
+    await connection.execute(update(table).where(own, later).values(expires_at=at))
 
 
 def _valid(table: Any, now: datetime) -> Any:

@@ -98,6 +98,8 @@ class Grouping(Generic[Call, Answer]):
                 connection = await self._connect()
             await self._answer(connection, group)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            if isinstance(error, StorageUnavailable) and connection is not None:
+                connection.terminate()  # it may lead to a server that is no longer the right one
             for waiter in group:
                 if not waiter.answer.done():
                     waiter.answer.set_exception(error)

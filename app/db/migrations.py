@@ -33,7 +33,7 @@ async def migrate(database_url: str, revision: str = "head") -> tuple[str | None
 
     Any number of replicas may call this at once: they take turns on an advisory lock.
     """
-    engine = create_engine(database_url, pool_size=1)
+    engine = create_engine(database_url, pool_size=1, statement_timeout=None)
     try:
         with storage_errors():
             async with engine.connect() as connection:
@@ -43,6 +43,7 @@ async def migrate(database_url: str, revision: str = "head") -> tuple[str | None
 
 
 def _migrate(connection: Connection, revision: str) -> tuple[str | None, str | None]:
+    connection.execute(text("SET lock_timeout = 0"))
     connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
     connection.commit()
     try:

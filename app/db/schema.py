@@ -1,7 +1,8 @@
 """The tables. CHECK constraints restate the state machine of `domain/tasks.py`.
 
 Everything that is looked up has an index, everything that is swept a partial one. No index
-covers a column that progress reports change, so that those updates stay HOT.
+covers a column that a plain progress report changes, so that those updates stay HOT (those of
+tasks with a stall or cancel date to move do not).
 """
 
 from sqlalchemy import (
@@ -81,11 +82,13 @@ clients = Table(
     "clients",
     metadata,
     Column("id", UUID, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
     Column("key_hash", LargeBinary, nullable=False, unique=True),
     Column("created_at", Moment, nullable=False, server_default=func.now()),
     Column("revoked_at", Moment),
     CheckConstraint("octet_length(key_hash) = 32", name="key_hash"),
+    # A name that was revoked may be given to a new client.
+    Index("clients_name_key", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
 )
 
 LIVE = "status IN ('working', 'input_required')"

@@ -53,6 +53,12 @@ def _inputs() -> ColumnElement[Any]:
 TASK = (*T.c, _inputs().label("inputs"))
 """What is selected for a Task: its columns in the order of its fields, then its questions."""
 
+_LISTED = (
+    *(null().label(c.name) if c.name in ("result", "error") else c for c in T.c),
+    TASK[-1],
+)
+"""The same without the results and errors, which may be large: a list does not show them."""
+
 _STATUS = list(T.c.keys()).index("status")
 
 
@@ -176,7 +182,7 @@ class Filter:
 
 def listing(wanted: Filter) -> Select[Any]:
     """The statement behind `page`."""
-    statement = select(*TASK).order_by(T.c.task_ref.desc()).limit(wanted.limit)
+    statement = select(*_LISTED).order_by(T.c.task_ref.desc()).limit(wanted.limit)
     statement = statement.where(or_(T.c.expires_at.is_(None), T.c.expires_at > wanted.now))
     if wanted.backend_id is not None:
         statement = statement.where(T.c.backend_id == wanted.backend_id)
@@ -191,7 +197,10 @@ def listing(wanted: Filter) -> Select[Any]:
 
 
 async def page(connection: AsyncConnection, wanted: Filter) -> list[Task]:
-    """One page of tasks, newest first; the next one starts before the last reference of it."""
+    """One page of tasks without results and errors, newest first.
+
+    The next page starts before the last reference of this one.
+    """
     return [to_task(row) for row in await connection.execute(listing(wanted))]
 
 

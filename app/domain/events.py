@@ -91,8 +91,7 @@ def apply(
     lifetimes: Lifetimes,
     cancel_grace_ms: int,
 ) -> Task:
-    """The task after the report; raises Refused when the report does not fit the task."""
-    check_payload(report)
+    """The task after a report whose payload was checked; raises Refused when it does not fit."""
     task = _with_terms(task, report, lifetimes)
     moved = _moved(task, report, now)
     if report.status_message is not None:
@@ -116,8 +115,6 @@ def _moved(task: Task, report: Report, now: datetime) -> Task:
         return tasks.ask(task, report.input_requests or {}, now)
     if report.status is Status.WORKING:
         return tasks.resume(task, now)
-    if task.status is Status.INPUT_REQUIRED:
-        return replace(tasks.touch(task, now), stall_due_at=None)
     return tasks.touch(task, now)
 
 

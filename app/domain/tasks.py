@@ -223,7 +223,8 @@ def cancel(task: Task, now: datetime) -> Task:
 def touch(task: Task, now: datetime) -> Task:
     """No other status: a progress report."""
     _must_be_live(task)
-    return _touched(task, now, stall_due_at=_stall_due(task, now))
+    waits_for_client = task.status is Status.INPUT_REQUIRED
+    return _touched(task, now, stall_due_at=None if waits_for_client else _stall_due(task, now))
 
 
 # --- moves of the client ----------------------------------------------------------------------

@@ -111,7 +111,10 @@ class McpEndpoint:
         await send_answer(send, answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        headers = headers_of(scope)
+        try:
+            headers = headers_of(scope)
+        except TooLarge as error:
+            return _refusal(431, error.detail)
         refusal = self._refuse(scope["method"], headers)
         if refusal is not None:
             return refusal

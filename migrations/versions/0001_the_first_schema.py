@@ -61,7 +61,13 @@ def upgrade() -> None:
         sa.CheckConstraint("octet_length(key_hash) = 32", name=op.f("clients_key_hash_check")),
         sa.PrimaryKeyConstraint("id", name=op.f("clients_pkey")),
         sa.UniqueConstraint("key_hash", name=op.f("clients_key_hash_key")),
-        sa.UniqueConstraint("name", name=op.f("clients_name_key")),
+    )
+    op.create_index(
+        "clients_name_key",
+        "clients",
+        ["name"],
+        unique=True,
+        postgresql_where=sa.text("revoked_at IS NULL"),
     )
     op.create_table(
         "backend_keys",

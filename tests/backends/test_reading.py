@@ -90,6 +90,22 @@ async def test_a_restarted_worker_finds_its_jobs_by_status(service: Service) -> 
     assert await refs(tools, externalId="job-3", status="failed") == []
 
 
+async def test_a_list_leaves_out_what_may_be_large(service: Service) -> None:
+    tools, client = await service.tool_server(), service.client()
+    completed, failed, asking = [await tools.create(client) for _ in range(3)]
+    await tools.complete(completed)
+    await tools.report(failed, status="failed", error={"code": 1, "message": "no"})
+    await tools.ask(asking, "a", "b")
+    await client.update(asking.id, {"a": {"action": "accept"}})
+
+    listed = {task["taskRef"]: task for task in (await tools.list()).json()["tasks"]}
+
+    assert not any({"result", "error", "inputRequests"} & task.keys() for task in listed.values())
+    assert listed[failed.ref]["statusMessage"] == "no"
+    assert listed[asking.ref]["inputResponses"] == {"a": {"action": "accept"}}
+    assert listed[asking.ref]["cancelRequested"] is False
+
+
 async def test_expired_tasks_are_not_listed(service: Service) -> None:
     tools, client = await service.tool_server(), service.client()
     await tools.create(client, ttlMs=1_000)

@@ -141,6 +141,9 @@ def test_a_client_gets_a_key_until_it_is_revoked(taskbroker: Command) -> None:
     assert data(taskbroker("client", "list", "--json"))[0]["valid"] is False
     assert isinstance(taskbroker("client", "revoke", "desktop").exception, Exception)
 
+    again = data(taskbroker("client", "add", "desktop", "--json"))
+    assert secret(again["apiKey"]) != shown["apiKey"]
+
 
 def test_lists_say_what_to_do_when_they_are_empty(taskbroker: Command) -> None:
     assert "taskbroker backend add" in taskbroker("backend", "list").output
@@ -171,6 +174,18 @@ def test_the_doctor_says_what_to_do_about_a_lost_key(
     assert result.exit_code == 1
     assert "BAD  keys" in result.output
     assert "rotate-secret" in result.output
+
+
+def test_the_doctor_is_content_once_the_secrets_of_a_dropped_key_are_replaced(
+    taskbroker: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = new_secret_key(), new_secret_key()
+    monkeypatch.setenv("TASKBROKER_SECRET_KEYS", old)
+    taskbroker("backend", "add", "b")
+    monkeypatch.setenv("TASKBROKER_SECRET_KEYS", f"{new},{old}")
+    taskbroker("backend", "rotate-secret", "b", "--overlap-hours", "0")
+    monkeypatch.setenv("TASKBROKER_SECRET_KEYS", new)
+    assert taskbroker("doctor").exit_code == 0
 
 
 def test_a_sweep_says_what_it_did(taskbroker: Command) -> None:

@@ -349,6 +349,16 @@ async def test_a_task_is_expired_from_the_very_moment(service: Service) -> None:
     assert await service.client().error("tasks/get", task.id) == NOT_FOUND
 
 
+async def test_a_purged_task_is_forgotten_even_where_it_was_remembered(service: Service) -> None:
+    tools, client = await service.tool_server(), service.client()
+    task = await tools.create(client, ttlMs=1_000)
+    await tools.complete(task)
+    await client.get(task.id)
+    service.clock.advance(milliseconds=1_000 + service.settings.expired_grace_ms)
+    assert (await service.sweep()).purged == 1
+    assert await client.error("tasks/get", task.id) == NOT_FOUND
+
+
 async def test_an_expired_task_is_purged_after_its_grace(service: Service) -> None:
     tools, client = await service.tool_server(), service.client()
     task = await tools.create(client, ttlMs=1_000)
