@@ -36,7 +36,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     Raises TooLarge when they are over MAX_HEADER_BYTES, because the server sets no bound.
     """
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
-    if sum([len(value) for _, value in pairs]) > MAX_HEADER_BYTES:
+    if sum([len(name) + len(value) for name, value in pairs]) > MAX_HEADER_BYTES:
         raise TooLarge(
             f"The headers are larger than this broker accepts ({MAX_HEADER_BYTES} bytes)."
         )

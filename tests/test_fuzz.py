@@ -118,7 +118,7 @@ class Server:
         if answer.status == 202:
             assert answer.body == b""
             return answer
-        assert answer.status in {200, 400, 401, 403, 404, 406, 413, 415}, answer
+        assert answer.status in {200, 400, 401, 403, 404, 406, 413, 415, 431}, answer
         assert answer.headers[b"content-type"] == b"application/json"
         said = answer.json()
         assert said["jsonrpc"] == "2.0"
@@ -203,7 +203,7 @@ bodies = (
     | st.sampled_from([b"", b"\0", b"\xff", b"[" * 50_000, b'{"a":' * 50_000, b" " * 1_100_000])
 )
 GARBAGE = (
-    b"", b"\0", b"a\0b", b"\xff\xfe", b"caf\xe9", b"x" * 70_000, b"9" * 5000, b"-1", b"1, 1",
+    b"", b"\0", b"a\0b", b"\xff\xfe", b"caf\xe9", b"x" * 9000, b"9" * 5000, b"-1", b"1, 1",
     b"0x1", b"1_0", b"\xb2", b"=?base64?//8=?=", b"=?base64?\xff?=", b"v1,", b"v1,\xff v1,a v2,b",
     b"[", b"//", b"Bearer \0", b"Bearer \xff", b"bearer  x", b'"', b";", b",,,;q=", b"\r\n",
     b"http://[", b"\x7f",
