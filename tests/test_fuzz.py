@@ -352,14 +352,15 @@ async def test_mcp_takes_any_headers(server: Server, changes: list[HeaderChange]
     await server.mcp(headers, json.dumps(message).encode())
 
 
-@pytest.mark.parametrize(
-    "headers", [[], [(b"", b"")], [(b"x", b"x" * 1_000_000)], [(b"x", b"")] * 200_000]
-)
-async def test_mcp_takes_headers_of_any_number_and_size(
-    server: Server, headers: list[Header]
-) -> None:
+@pytest.mark.parametrize("headers", [[], [(b"", b"")], [(b"x", b"")] * 10_000])
+async def test_mcp_takes_headers_of_any_number(server: Server, headers: list[Header]) -> None:
     assert (await server.mcp(headers, b"{}")).status == 403  # there is no Host among them
     assert (await server.mcp(mcp_headers(server.client, "x") + headers, b"")).status == 400
+
+
+@pytest.mark.parametrize("headers", [[(b"x", b"x" * 1_000_000)], [(b"x", b"")] * 200_000])
+async def test_mcp_refuses_headers_without_end(server: Server, headers: list[Header]) -> None:
+    assert (await server.mcp(mcp_headers(server.client, "x") + headers, b"{}")).status == 431
 
 
 # --- POST /v1/webhooks/{backend} -----------------------------------------------------------------
