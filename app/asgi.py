@@ -1,10 +1,11 @@
 """The little that the plain ASGI endpoints need: headers, a bounded body, one answer."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import Invalid, TooLarge
+from app.errors import Invalid, TooLarge, TooSlow
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -13,6 +14,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Mapping[bytes, bytes]
 MAX_HEADER_BYTES = 65_536
+BODY_SECONDS = 15.0
 _LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
@@ -50,18 +52,26 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is over `limit` bytes, or ClientGone."""
+    """The whole body.
+
+    Raises TooLarge as soon as it is over `limit` bytes, TooSlow when it is not there after
+    BODY_SECONDS, or ClientGone.
+    """
     declared = headers.get(b"content-length")
     if declared is not None and not declared.isdigit():
         raise Invalid("Content-Length is no number.")
     if declared is not None and (len(declared) > _LENGTH_DIGITS or int(declared) > limit):
         raise _too_large(limit)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        body = await _read_on(body, receive, limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body: bytes = message.get("body", b"")
+            if message.get("more_body"):
+                body = await _read_on(body, receive, limit)
+    except TimeoutError:
+        raise TooSlow(f"The body did not come within {BODY_SECONDS:g} seconds.") from None
     if len(body) > limit:
         raise _too_large(limit)
     return body

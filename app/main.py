@@ -165,11 +165,11 @@ async def _look_at_schema(broker: Broker) -> None:
 def _add_operations(api: FastAPI, broker: Broker, metrics: Metrics) -> None:
     head = migrations.head()
 
-    @api.get("/healthz", include_in_schema=False)
+    @api.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:
         return Response("ok\n", media_type="text/plain")
 
-    @api.get("/readyz", include_in_schema=False)
+    @api.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def readyz() -> Response:
         try:
             revision = await health.revision(broker.db)

@@ -20,6 +20,7 @@ T = TypeVar("T")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _UNPAIRED = "A text has an unpaired surrogate where plain text is needed."
+_MISSING = re.compile(r"Object missing required field `(.+)`")
 _LOCATED = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 
 
@@ -180,6 +181,7 @@ def _end(document: str, at: int) -> None:
 def _fault(error: msgspec.ValidationError, at: str) -> Fault:
     located = _LOCATED.fullmatch(str(error))
     if located is None:
-        return Fault(at or "", str(error))
+        missing = _MISSING.fullmatch(str(error))
+        return Fault(at if missing is None else f"{at}/{missing[1]}", str(error))
     steps = re.sub(r"\[(\d+|\.\.\.)\]", r"/\1", located["path"]).replace(".", "/")
     return Fault(at + steps, located["detail"])

@@ -2,6 +2,7 @@
 
 import binascii
 import os
+import re
 from base64 import b64encode, urlsafe_b64decode
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ PREFIX = "TASKBROKER_"
 ENV_FILE = ".env"
 _HUNDRED_YEARS_MS = 100 * 366 * 24 * 3600 * 1000
 Milliseconds = Annotated[int, Field(ge=1, le=_HUNDRED_YEARS_MS)]
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*\s]+/?", re.ASCII | re.IGNORECASE)
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
 NOT_YET = {
@@ -58,7 +60,7 @@ class Settings(BaseSettings):
     postgres_bin: Path | None = None
     secret_keys: CommaSeparated = Field(default=(), repr=False)
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     allowed_origins: CommaSeparated = ()
     allowed_hosts: CommaSeparated = ()
@@ -84,6 +86,20 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         return tuple(part.strip() for part in value.split(",") if part.strip())
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_ORIGIN.fullmatch(origin) for origin in value):
+            raise ValueError("must list origins like https://app.example, without a path or *")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(set(host) & set("/*") for host in value):
+            raise ValueError("must list host names like broker.example, without a scheme or *")
+        return value
 
     @field_validator("database_url")
     @classmethod

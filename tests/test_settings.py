@@ -45,6 +45,10 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DEFAULT_TTL_MS", "999999999999"),  # more than the maximum
         ("MAX_TTL_MS", "99999999999999999999"),
         ("PORT", "70000"),
+        ("HOST", ""),
+        ("ALLOWED_ORIGINS", "app.example"),
+        ("ALLOWED_ORIGINS", "*"),
+        ("ALLOWED_HOSTS", "https://app.example"),
         ("LOG_LEVEL", "loud"),
         ("STRICT_HEADERS", "perhaps"),
         ("DATABASE_URL", "mysql://user:hunter2@host/db"),

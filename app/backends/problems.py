@@ -14,6 +14,7 @@ from app.errors import (
     Refused,
     StorageUnavailable,
     TooLarge,
+    TooSlow,
     Unauthenticated,
 )
 
@@ -26,6 +27,7 @@ _TITLES: dict[type[BrokerError], tuple[int, str, str]] = {
     NotFound: (404, "not-found", "Not found"),
     Conflict: (409, "conflict", "The name is taken"),
     Expired: (410, "expired", "The task has expired"),
+    TooSlow: (408, "too-slow", "The body did not come in time"),
     TooLarge: (413, "too-large", "The body is too large"),
     Refused: (422, "refused", "The input does not fit"),
     StorageUnavailable: (503, "unavailable", "The database cannot be reached"),

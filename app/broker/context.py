@@ -13,7 +13,7 @@ from app.domain.lifetimes import Lifetimes
 from app.domain.task_ids import Keyring
 from app.domain.tasks import Task
 
-CACHE_SECONDS = 60.0
+CACHE_SECONDS = 10.0
 _TASK_OVERHEAD_BYTES = 1024
 
 
@@ -34,7 +34,7 @@ class TerminalTasks:
     """A bounded memory of terminal tasks, which never change again.
 
     Bounded in bytes, and in time, so that what an operator removes is forgotten on every replica
-    within a minute.
+    within seconds.
     """
 
     def __init__(self, max_bytes: int) -> None:

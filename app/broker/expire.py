@@ -1,7 +1,7 @@
 """Expire: what the passing of time does to tasks."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 from app.broker.context import Broker
@@ -24,7 +24,12 @@ class Swept:
     events_forgotten: int
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        return {
+            "cancelled": self.cancelled,
+            "stalled": self.stalled,
+            "purged": self.purged,
+            "eventsForgotten": self.events_forgotten,
+        }
 
 
 async def sweep(broker: Broker, connection: Driver) -> Swept:

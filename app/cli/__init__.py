@@ -1,9 +1,11 @@
 """The command line: `taskbroker`. Exit code 0 is done, 1 refused or failed, 2 wrong usage."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from app import __version__
 from app.cli import backend, client, doctor, operate, serve, task
 from app.db.data_dir import DataDirInUse
 from app.db.embedded import EmbeddedPostgresError
@@ -14,6 +16,7 @@ app = typer.Typer(
     name="taskbroker",
     help="A durable home for MCP tasks.",
     no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
@@ -27,10 +30,20 @@ app.add_typer(task.app, name="task")
 app.add_typer(operate.keys, name="keys")
 
 
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """A durable home for MCP tasks."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
 def main() -> None:
     try:
         app()
-    except (BrokerError, SettingsError, EmbeddedPostgresError, DataDirInUse) as error:
+    except (BrokerError, SettingsError, EmbeddedPostgresError, DataDirInUse, OSError) as error:
         details = "".join(f"\n  {f.pointer}: {f.detail}" for f in getattr(error, "faults", ()))
         print(f"taskbroker: {error}{details}", file=sys.stderr)
         sys.exit(1)

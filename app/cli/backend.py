@@ -27,7 +27,9 @@ REMOVED_AT_ONCE = 5_000
 Name = Annotated[str, typer.Argument(help="The backend's name.")]
 Overlap = Annotated[
     float,
-    typer.Option(min=0, help="For how many hours what is valid now goes on to be; 0 ends it."),
+    typer.Option(
+        min=0, max=8784, help="For how many hours what is valid now goes on to be; 0 ends it."
+    ),
 ]
 
 
@@ -55,6 +57,8 @@ def add(
     """
     if NAME.fullmatch(name) is None:
         raise Refused("A name has 1 to 63 of a-z, 0-9 and -, and does not begin with -.")
+    if default_ttl_ms and max_ttl_ms and default_ttl_ms > max_ttl_ms:
+        raise Refused("--default-ttl-ms is larger than --max-ttl-ms.")
     for url in filter(None, (mcp_url, callback_url)):
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise Refused("A URL must begin with http:// or https:// and name a host.")
@@ -98,7 +102,7 @@ def list_backends(as_json: AsJson = False) -> None:
         {
             "name": backend.name,
             "enabled": backend.disabled_at is None,
-            "anonymous": backend.terms.allow_anonymous,
+            "allowAnonymous": backend.terms.allow_anonymous,
             "createdAt": iso(backend.created_at),
         }
         for backend in run(action)

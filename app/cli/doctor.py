@@ -56,9 +56,11 @@ async def _examine(broker: Broker, settings: Settings) -> AsyncIterator[Finding]
         try:
             finding = await check(broker, settings)
         except BrokerError as error:
-            yield Finding(name, False, error.detail, "mend what stands above, then run this again")
-            return
+            mend = "see that the server runs and that TASKBROKER_DATABASE_URL leads to it"
+            finding = Finding(name, False, error.detail, mend)
         yield finding
+        if not finding.ok and name in ("database", "schema"):
+            return  # nothing else can be looked at
 
 
 async def _database(broker: Broker, _: Settings) -> Finding:
@@ -94,7 +96,8 @@ async def _keys(broker: Broker, settings: Settings) -> Finding:
     if closed:
         mend = (
             "put the key that is missing back into TASKBROKER_SECRET_KEYS, "
-            "or give the backends new secrets with `taskbroker backend rotate-secret`"
+            "or give their backends new ones: `taskbroker backend rotate-secret NAME "
+            "--overlap-hours 0`"
         )
         return Finding("keys", False, f"{found}, {closed} webhook secrets cannot be opened", mend)
     return Finding("keys", True, f"{found}, every webhook secret can be opened")

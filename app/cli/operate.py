@@ -41,9 +41,13 @@ def sweep(as_json: AsJson = False) -> None:
 
 
 @keys.command("new")
-def new_key() -> None:
+def new_key(as_json: AsJson = False) -> None:
     """Print a fresh key for TASKBROKER_SECRET_KEYS; docs/operations.md says how to rotate.
 
     Example: `export TASKBROKER_SECRET_KEYS=$(taskbroker keys new)`
     """
-    print(urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("="))
+    key = urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("=")
+    if as_json:
+        print_members({"secretKey": key}, as_json=True)
+    else:
+        print(key)

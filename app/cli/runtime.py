@@ -80,12 +80,8 @@ def run(action: Callable[[Broker, Settings], Awaitable[T]], *, on_any_schema: bo
     async def with_broker(settings: Settings) -> T:
         broker = create_broker(settings)
         try:
-            revision, head = await health.revision(broker.db), migrations.head()
-            if revision != head and not on_any_schema:
-                raise SettingsError(
-                    f"the database's schema is at {revision}, this program needs {head}: "
-                    "run `taskbroker migrate`"
-                )
+            if not on_any_schema:
+                await _check_schema(broker)
             return await action(broker, settings)
         finally:
             await broker.db.close()
@@ -98,6 +94,15 @@ def run(action: Callable[[Broker, Settings], Awaitable[T]], *, on_any_schema: bo
             if last_try:  # a server that started between the look and the claim is there now
                 raise
     raise AssertionError("unreachable")
+
+
+async def _check_schema(broker: Broker) -> None:
+    revision, head = await health.revision(broker.db), migrations.head()
+    if revision != head:
+        raise SettingsError(
+            f"the database's schema is at {revision}, this program needs {head}: "
+            "run `taskbroker migrate`"
+        )
 
 
 def print_json(value: object) -> None:

@@ -28,18 +28,20 @@ from app.cli.runtime import (
 from app.db.data_dir import DataDir
 from app.db.migrations import migrate
 from app.main import create_app
-from app.settings import PREFIX, Settings, settings_without_effect
+from app.settings import PREFIX, Settings, SettingsError, settings_without_effect
 
 log = structlog.get_logger(__name__)
 
-GRACE_SECONDS = 15
+GRACE_SECONDS = 20
 KEEP_ALIVE_SECONDS = 75
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that answer requests.")] = 1,
 ) -> None:
     """Run the service.
@@ -96,7 +98,7 @@ def _listen(settings: Settings, workers: int) -> None:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    listener = config.bind_socket()
+    listener = _bind(config)
     _announce(settings, listener)
     if workers == 1:
         server = uvicorn.Server(config)
@@ -116,6 +118,16 @@ def application() -> Application:
     if parent is not None:
         _die_with(parent.pid)
     return create_app(read_settings())
+
+
+def _bind(config: uvicorn.Config) -> socket.socket:
+    try:
+        return config.bind_socket()
+    except SystemExit:  # uvicorn has logged the reason
+        raise SettingsError(
+            f"cannot listen on {config.host}, port {config.port}: "
+            "is something else there? choose another --host or --port"
+        ) from None
 
 
 def _hand_to_workers(settings: Settings) -> None:

@@ -37,6 +37,7 @@ _UNREACHABLE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.UndefinedTableError,  # not migrated yet
     PoolTimeout,
 )
 

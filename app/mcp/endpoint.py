@@ -24,7 +24,14 @@ from app.asgi import (
 from app.auth.callers import Callers
 from app.broker.context import Broker
 from app.domain.task_ids import Fingerprints
-from app.errors import BrokerError, Invalid, StorageUnavailable, TooLarge, Unauthenticated
+from app.errors import (
+    BrokerError,
+    Invalid,
+    StorageUnavailable,
+    TooLarge,
+    TooSlow,
+    Unauthenticated,
+)
 from app.mcp import jsonrpc
 from app.mcp.eras import Legacy, classify, mismatch, part, unsupported
 from app.mcp.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, Request, RpcFailure
@@ -34,6 +41,7 @@ from app.telemetry import Metrics
 log = structlog.get_logger(__name__)
 
 _INTERNAL = RpcFailure(INTERNAL_ERROR, "Internal error; the broker's log says why", 500)
+_BAD_BODY: dict[type[BrokerError], int] = {Invalid: 400, TooSlow: 408, TooLarge: 413}
 _NOTHING = re.compile(rb"q\s*=\s*0(\.0*)?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -125,10 +133,8 @@ class McpEndpoint:
             return _unauthenticated(error, anonymous=b"authorization" not in headers)
         except StorageUnavailable as error:
             return _unavailable(None, error)
-        except TooLarge as error:
-            return _refusal(413, error.detail)
-        except Invalid as error:
-            return _refusal(400, error.detail)
+        except (Invalid, TooLarge, TooSlow) as error:
+            return _refusal(_BAD_BODY[type(error)], error.detail)
         except ClientGone:
             raise
         except Exception:

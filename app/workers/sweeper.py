@@ -7,8 +7,11 @@ import structlog
 
 from app.broker.context import Broker
 from app.broker.expire import Swept, sweep
-from app.errors import StorageUnavailable
+from app.errors import BrokerError
 from app.telemetry import Metrics
+
+PAUSE_MS = 5_000
+"""How long to leave a database alone that has just failed."""
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +24,11 @@ async def run_sweeper(broker: Broker, metrics: Metrics, interval_ms: int) -> Non
                 while not connection.is_closed():
                     _count(await sweep(broker, connection), metrics)
                     await asyncio.sleep(_with_jitter(interval_ms))
-        except StorageUnavailable:
-            log.warning("sweeper waits for the database")
+        except BrokerError as error:
+            log.warning("the sweeper waits for the database", reason=error.detail)
         except Exception:
             log.exception("sweep failed")
-        await asyncio.sleep(_with_jitter(interval_ms))
+        await asyncio.sleep(_with_jitter(max(interval_ms, PAUSE_MS)))
 
 
 def _with_jitter(interval_ms: int) -> float:

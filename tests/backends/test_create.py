@@ -262,7 +262,7 @@ async def test_a_body_over_the_limit_is_refused(service: Service) -> None:
         ({"status": "completed", "result": {"resultType": "task"}}, 422, "/result/resultType"),
         ({"result": {}}, 422, "/result"),
         ({"status": "failed"}, 422, "/error"),
-        ({"status": "failed", "error": {"code": 1}}, 400, "/error"),
+        ({"status": "failed", "error": {"code": 1}}, 400, "/error/message"),
         ({"status": "failed", "error": {"code": "1", "message": ""}}, 400, "/error/code"),
         ({"status": "input_required"}, 422, "/inputRequests"),
         ({"status": "input_required", "inputRequests": {}}, 422, "/inputRequests"),

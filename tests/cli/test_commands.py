@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -9,10 +11,12 @@ from typing import Any, TextIO
 import pytest
 from typer.testing import CliRunner, Result
 
+from app import __version__
 from app.auth.keys import key_hash
 from app.cli import app, main
 from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
+from tests.support.processes import COMMAND, ROOT, environment
 from tests.support.secrecy import secret
 from tests.support.service import new_secret_key
 
@@ -193,7 +197,7 @@ def test_a_sweep_says_what_it_did(taskbroker: Command) -> None:
         "cancelled": 0,
         "stalled": 0,
         "purged": 0,
-        "events_forgotten": 0,
+        "eventsForgotten": 0,
     }
 
 
@@ -222,3 +226,37 @@ def test_a_database_that_is_not_there_is_said_so(
     result = taskbroker("backend", "list")
     assert "cannot be reached" in str(result.exception)
     assert "hunter2" not in result.output + str(result.exception)
+
+
+def test_the_doctor_says_what_to_do_about_a_database_that_is_away(
+    taskbroker: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBROKER_DATABASE_URL", "postgresql://u:hunter2@127.0.0.1:1/x")
+    result = taskbroker("doctor", "--json")
+    assert result.exit_code == 1
+    [finding] = json.loads(result.stdout)
+    assert (finding["check"], finding["ok"]) == ("database", False)
+    assert "TASKBROKER_DATABASE_URL" in finding["mend"]
+
+
+def test_the_version_is_printed(taskbroker: Command) -> None:
+    assert taskbroker("--version").output == f"{__version__}\n"
+
+
+def test_a_server_that_cannot_listen_says_where_and_ends_with_1(database_url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = {"database_url": database_url, "secret_keys": new_secret_key()}
+        ended = subprocess.run(
+            [*COMMAND, "serve", "--port", str(port)],
+            cwd=ROOT,
+            env=environment(**settings),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1, port {port}" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -4,12 +4,14 @@ Every test starts from a request that is right, takes one thing away or changes 
 the whole answer: HTTP status, headers, JSON-RPC code, id, data.
 """
 
+import asyncio
 import json
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
@@ -711,15 +713,48 @@ async def test_without_a_database_the_answer_is_503(
     ],
 )
 async def test_an_internal_failure_is_answered_500_and_says_nothing_of_the_inside(
-    service: Service, tools: ToolServer, postgres: EmbeddedPostgres, token: str, rpc_id: Any
+    service: Service, tools: ToolServer, database_url: str, token: str, rpc_id: Any
 ) -> None:
-    """A database without tables stands for everything that ought not to happen."""
+    """Tables that lack a column stand for everything that ought not to happen."""
     task = await tools.create(service.client("opaque-token"))
-    empty = test_settings(postgres.url, secret_keys=service.settings.secret_keys)
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("ALTER TABLE tasks DROP COLUMN tool")
+    await connection.execute("ALTER TABLE clients DROP COLUMN key_hash")
+    await connection.close()
 
-    async with running_service(empty, service.clock) as broken:
+    same_keys = test_settings(database_url, secret_keys=service.settings.secret_keys)
+    async with running_service(same_keys, service.clock) as broken:
         response = await McpClient(broken.http, token).request("tasks/get", {"taskId": task.id})
 
     refusal(response, 500, -32603, rpc_id)
-    for hidden in ("relation", "clients", "Traceback", "SELECT", "SQLSTATE"):
+    for hidden in ("column", "clients", "Traceback", "SELECT", "SQLSTATE"):
         assert hidden not in response.text
+
+
+async def test_a_database_that_is_not_migrated_yet_is_waited_for(
+    service: Service, postgres: EmbeddedPostgres
+) -> None:
+    empty = test_settings(postgres.url, secret_keys=service.settings.secret_keys)
+    async with running_service(empty, service.clock) as early:
+        response = await McpClient(early.http, "tbc_a-key").request("server/discover")
+        refusal(response, 503, -32603, NO_ID)
+        ready = await early.http.get("/readyz")
+        assert (ready.status_code, "run migrate" in ready.text) == (503, True)
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    service: Service, tools: ToolServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.asgi.BODY_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    for path, headers in (
+        ("/mcp", {"content-type": "application/json"}),
+        (f"/v1/webhooks/{tools.name}", {}),
+        ("/v1/tasks", tools.authorization),
+    ):
+        response = await service.http.post(path, content=never(), headers=headers)
+        assert response.status_code == 408, path
