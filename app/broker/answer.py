@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from app.broker.context import Broker
-from app.broker.read import own_ref
+from app.broker.read import own_ref, unexpired
 from app.db.decisions import Change, Decide
 from app.domain import tasks
 from app.domain.task_ids import Fingerprints
 from app.domain.tasks import JsonText, Task
-from app.errors import Expired, NotFound
 
 
 async def answer(
@@ -21,10 +20,7 @@ async def answer(
 
     def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
         now = broker.clock()
-        if task is None:
-            raise NotFound
-        if task.expired(now):
-            raise Expired
+        task = unexpired(task, now)
         after = tasks.answer(task, responses, now)
         if after is task:
             return None, None

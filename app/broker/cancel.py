@@ -3,12 +3,12 @@
 from uuid import UUID
 
 from app.broker.context import Broker
-from app.broker.read import own_ref
+from app.broker.read import own_ref, unexpired
 from app.db.decisions import Change, Decide
 from app.domain import tasks
 from app.domain.task_ids import Fingerprints
 from app.domain.tasks import RpcError, Task
-from app.errors import Expired, NotFound
+from app.errors import NotFound
 
 
 async def request_cancel(broker: Broker, task_id: str, owner: Fingerprints) -> None:
@@ -19,10 +19,7 @@ async def request_cancel(broker: Broker, task_id: str, owner: Fingerprints) -> N
 
     def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
         now = broker.clock()
-        if task is None:
-            raise NotFound
-        if task.expired(now):
-            raise Expired
+        task = unexpired(task, now)
         after = tasks.request_cancel(task, now, broker.policy.cancel_grace_ms)
         if after is task:
             return None, None

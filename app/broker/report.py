@@ -5,6 +5,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.broker.context import Broker
+from app.broker.read import unexpired
 from app.db import tasks as stored
 from app.db.decisions import Change, Decide
 from app.domain import events
@@ -12,7 +13,7 @@ from app.domain.backends import Backend
 from app.domain.events import Report, Verdict
 from app.domain.task_ids import peek_ref
 from app.domain.tasks import Task
-from app.errors import Expired, Fault, NotFound, Refused
+from app.errors import Fault, NotFound, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,7 @@ async def report(broker: Broker, backend: Backend, event: Event) -> Reported:
 
     def decision(task: Task | None, seen: bool) -> tuple[Reported, Change | None]:
         now = broker.clock()
-        task = _own(broker, backend, event.name, task)
-        if task.expired(now):
-            raise Expired
+        task = unexpired(_own(broker, backend, event.name, task), now)
         verdict = events.judge(task, event.report, event.sent_at, seen)
         if verdict is not Verdict.APPLIED:
             return Reported(verdict, task), None
