@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.errors import Invalid, TooLarge, TooSlow
 
@@ -18,8 +17,7 @@ BODY_SECONDS = 15.0
 _LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One HTTP response with its whole body."""
 
     status: int

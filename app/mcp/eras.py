@@ -11,9 +11,8 @@ import binascii
 import json
 import re
 from base64 import b64decode
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -56,8 +55,7 @@ class _Capabilities(Struct):
     extensions: Raw | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class Modern:
+class Modern(NamedTuple):
     """A request of 2026-07-28 whose version and routing headers are in order."""
 
     params: Params
@@ -65,8 +63,7 @@ class Modern:
     """The extensions that the client declared on this very request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Legacy:
+class Legacy(NamedTuple):
     """A request of the eras before."""
 
     params: Params

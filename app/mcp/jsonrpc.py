@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -32,8 +32,7 @@ class RpcFailure(Exception):
         super().__init__(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """`id` is the JSON text that came in, so that it goes back with its type and digits."""
 
     id: bytes
@@ -41,8 +40,7 @@ class Request:
     params: Raw | None
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(NamedTuple):
     method: str
 
 

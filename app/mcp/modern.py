@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import UNSET, Raw
 
@@ -21,8 +21,7 @@ from app.views import modern as view
 _MISSING_CAPABILITY = json.dumps({"requiredCapabilities": {"extensions": {view.EXTENSION: {}}}})
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One `tasks/*` request of an owner, in order and ready to be carried out."""
 
     broker: Broker
