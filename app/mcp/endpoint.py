@@ -103,9 +103,7 @@ class McpEndpoint:
         self._broker = broker
         self._callers = callers
         self._doorkeeper = doorkeeper
-        # The sets of labels are few, and finding one costs more than counting.
-        self._requests = lru_cache(maxsize=256)(metrics.mcp_requests.labels)
-        self._seconds = lru_cache(maxsize=16)(metrics.mcp_seconds.labels)
+        self._count = metrics.mcp.count
         self._max_body_bytes = max_body_bytes
         self._dispatch = Dispatcher(
             broker, strict_headers=strict_headers, name_missing=metrics.missing_mcp_name.inc
@@ -167,8 +165,7 @@ class McpEndpoint:
             answer, outcome = await self._respond(message, headers, owner)
         except jsonrpc.BadMessage as bad:
             answer, outcome = Answer(bad.status, jsonrpc.error_body(bad.id, bad)), str(bad.code)
-        self._requests(method, outcome).inc()
-        self._seconds(method).observe(time.perf_counter() - started)
+        self._count(method, outcome, time.perf_counter() - started)
         return answer
 
     async def _respond(
