@@ -30,8 +30,8 @@ def run_log() -> Iterator[TextIO]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """The server; TASKBROKER_TEST_POSTGRES_BIN names the programs of another version to test."""
-    chosen = os.environ.get("TASKBROKER_TEST_POSTGRES_BIN", "")
+    """The server; TEST_POSTGRES_BIN names the programs of another version to test."""
+    chosen = os.environ.get("TEST_POSTGRES_BIN", "")
     programs = Path(chosen) if chosen else None
     with (
         folder_for_all() as folder,
