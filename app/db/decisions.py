@@ -26,11 +26,11 @@ from sqlalchemy import (
 )
 
 from app.db import schema
-from app.db.engine import Driver, LockTimeout, UniqueViolation, storage_errors
+from app.db.engine import Driver, UniqueViolation, storage_errors
 from app.db.statements import Statement, arrays_of, columns_of, rows_of
 from app.db.tasks import TASK, to_task
 from app.domain.tasks import Task
-from app.errors import BrokerError, StorageUnavailable
+from app.errors import BrokerError
 
 T = schema.tasks
 Q = schema.input_requests
@@ -153,10 +153,6 @@ async def decide(connection: Driver, calls: Sequence[Decide[Any]]) -> list[Any |
             raise
         # The same webhook-id was committed meanwhile, for another task: now it will be seen.
         return await _decide(connection, calls)
-    except LockTimeout:
-        if len(calls) > 1:
-            raise
-        return [StorageUnavailable("The task is locked by somebody else. Try again shortly.")]
 
 
 async def _decide(connection: Driver, calls: Sequence[Decide[Any]]) -> list[Any | BrokerError]:

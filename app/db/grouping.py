@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from app.db.engine import Driver, close
+from app.db.engine import Driver, LockTimeout, close
 from app.errors import StorageUnavailable
 
 Call = TypeVar("Call")
@@ -118,7 +118,7 @@ class Grouping(Generic[Call, Answer]):
                 for waiter in group:
                     await self._answer(connection, [waiter])
                 return
-            answers = [error]
+            answers = [StorageUnavailable() if isinstance(error, LockTimeout) else error]
         for waiter, answer in zip(group, answers, strict=True):
             if waiter.answer.done():  # its caller has gone
                 continue

@@ -1,5 +1,6 @@
 """How a tool server reports: `POST /v1/webhooks/{backend}`, the whole table of outcomes."""
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any
@@ -356,6 +357,20 @@ async def test_a_body_over_the_limit_is_refused_before_anything_else(
 ) -> None:
     response = await tools.post_event(b" " * (service.settings.max_body_bytes + 1), {})
     assert response.status_code == 413
+
+
+async def test_a_row_that_somebody_holds_stops_its_own_event_only(
+    service: Service, tools: ToolServer, client: McpClient, task: CreatedTask
+) -> None:
+    others = [await tools.create(client) for _ in range(20)]
+    async with service.broker.db.own_connection() as somebody, somebody.transaction():
+        await somebody.execute("SELECT FROM tasks WHERE task_ref = $1 FOR UPDATE", task.ref)
+        held, *free = await asyncio.gather(
+            *(tools.report(one, webhook_id=one.ref, statusMessage="x") for one in (task, *others))
+        )
+    assert (held.status_code, held.headers["retry-after"]) == (503, "1")
+    assert [answer.status_code for answer in free] == [200] * 20
+    assert (await tools.report(task, webhook_id=task.ref, statusMessage="x")).json()["applied"]
 
 
 # --- signatures -------------------------------------------------------------------------------
