@@ -83,7 +83,8 @@ UV_COMPILE := compile --quiet --universal --python-version 3.11 --generate-hashe
 lock: ## Renew the locks in requirements/ (needs uv)
 	uv pip $(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	uv pip $(UV_COMPILE) --group build -o requirements/build.txt
-	uv pip $(UV_COMPILE) pyproject.toml --group build --group dev -c requirements/runtime.txt -c requirements/build.txt -o requirements/dev.txt
+	uv pip $(UV_COMPILE) pyproject.toml --group demo -c requirements/runtime.txt -o requirements/demo.txt
+	uv pip $(UV_COMPILE) pyproject.toml --group build --group demo --group dev -c requirements/demo.txt -c requirements/build.txt -o requirements/dev.txt
 
 clean: ## Remove what was installed and cached; the data in .taskbroker stays
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,10 @@
 """The little that the plain ASGI endpoints need: headers, a bounded body, one answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from app.errors import Invalid, TooLarge, TooSlow
+from app.errors import HeadersTooLarge, Invalid, TooLarge, TooSlow
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -33,11 +33,11 @@ class ClientGone(Exception):
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Header values by lower-case name; a repeated one is joined with a comma (RFC 9110, 5.3).
 
-    Raises TooLarge when they are over MAX_HEADER_BYTES, because the server sets no bound.
+    Raises HeadersTooLarge when they are over MAX_HEADER_BYTES, because the server sets no bound.
     """
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
     if sum([len(name) + len(value) for name, value in pairs]) > MAX_HEADER_BYTES:
-        raise TooLarge(
+        raise HeadersTooLarge(
             f"The headers are larger than this broker accepts ({MAX_HEADER_BYTES} bytes)."
         )
     headers = dict(pairs)
@@ -55,11 +55,7 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     Raises TooLarge as soon as it is over `limit` bytes, TooSlow when it is not there after
     BODY_SECONDS, or ClientGone.
     """
-    declared = headers.get(b"content-length")
-    if declared is not None and not declared.isdigit():
-        raise Invalid("Content-Length is no number.")
-    if declared is not None and (len(declared) > _LENGTH_DIGITS or int(declared) > limit):
-        raise _too_large(limit)
+    _check_length(headers, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             message = await receive()
@@ -69,10 +65,18 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
             if message.get("more_body"):
                 body = await _read_on(body, receive, limit)
     except TimeoutError:
-        raise TooSlow(f"The body did not come within {BODY_SECONDS:g} seconds.") from None
+        raise _too_slow() from None
     if len(body) > limit:
         raise _too_large(limit)
     return body
+
+
+def _check_length(headers: Headers, limit: int) -> None:
+    declared = headers.get(b"content-length")
+    if declared is not None and not declared.isdigit():
+        raise Invalid("Content-Length is no number.")
+    if declared is not None and (len(declared) > _LENGTH_DIGITS or int(declared) > limit):
+        raise _too_large(limit)
 
 
 async def _read_on(start: bytes, receive: Receive, limit: int) -> bytes:
@@ -90,8 +94,70 @@ async def _read_on(start: bytes, receive: Receive, limit: int) -> bytes:
     return b"".join(chunks)
 
 
+def _too_slow() -> TooSlow:
+    return TooSlow(f"The body did not come within {BODY_SECONDS:g} seconds.")
+
+
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"The body is larger than this broker accepts ({limit} bytes).")
+
+
+class StreamedBody:
+    """The body of a request that is passed on: its head may be looked at, nothing else is kept."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.head = b""
+        """What has been looked at so far."""
+        self.complete = False
+        """Whether the whole body has been received."""
+        self._receive = receive
+        self._over = asyncio.Event()
+
+    async def grow(self) -> None:
+        """Receives one more piece of the head. Raises ClientGone or TooSlow."""
+        self.head += await self._next()
+
+    async def read(self, headers: Headers, limit: int) -> None:
+        """Receives all that is missing, as `read_body` does."""
+        _check_length(headers, limit)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while not self.complete and len(self.head) <= limit:
+                    await self.grow()
+        except TimeoutError:
+            raise _too_slow() from None
+        if len(self.head) > limit:
+            raise _too_large(limit)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The whole body, from its first byte. Raises ClientGone or TooSlow."""
+        if self.head:
+            yield self.head
+        while not self.complete:
+            chunk = await self._next()
+            if chunk:
+                yield chunk
+
+    async def client_gone(self) -> None:
+        """Returns when the client has closed the connection, before its body's end or after."""
+        await self._over.wait()
+        while self.complete and (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await self._receive()
+        except TimeoutError:
+            raise _too_slow() from None
+        if message["type"] == "http.disconnect":
+            self._over.set()
+            raise ClientGone
+        if not message.get("more_body"):
+            self.complete = True
+            self._over.set()
+        chunk: bytes = message.get("body", b"")
+        return chunk
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
@@ -106,3 +172,17 @@ async def send_answer(send: Send, answer: Answer) -> None:
 def text_header(headers: Headers, name: bytes) -> str | None:
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
+
+
+async def while_connected(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Works for a client; when it is gone the work is cancelled, and ClientGone is raised."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)

@@ -9,6 +9,7 @@ BrokerError
 ├── Expired              the task's time to live has run out
 ├── Conflict             the name is taken by something else
 ├── TooLarge             the input is over the limit
+│   └── HeadersTooLarge  the headers are
 ├── TooSlow              the input did not come in time
 ├── StorageUnavailable   the database cannot be reached now; trying again is right
 └── StorageFault         the database refused a statement: a fault of ours (in db/engine.py)
@@ -65,6 +66,10 @@ class Conflict(BrokerError):
 
 class TooLarge(BrokerError):
     """The body is larger than this broker accepts."""
+
+
+class HeadersTooLarge(TooLarge):
+    """The headers are larger than this broker accepts."""
 
 
 class TooSlow(BrokerError):

@@ -15,9 +15,11 @@ from starlette.exceptions import HTTPException
 from app import __version__
 from app.asgi import Application, ClientGone, Message, Receive, Scope, Send
 from app.auth.callers import Callers
+from app.auth.handles import Handles
 from app.auth.keys import SecretBox
 from app.auth.senders import Senders
 from app.backends import documentation, rest
+from app.backends.owners import Owners
 from app.backends.problems import document, problem
 from app.backends.rest import to_response
 from app.backends.webhook import PREFIX as WEBHOOKS
@@ -29,7 +31,13 @@ from app.domain.clock import Clock, utc_now
 from app.domain.lifetimes import Lifetimes
 from app.domain.task_ids import Keyring
 from app.errors import BrokerError, Fault
-from app.mcp.endpoint import Doorkeeper, McpEndpoint
+from app.mcp.answering import Answering
+from app.mcp.door import Doorkeeper
+from app.mcp.endpoint import McpEndpoint
+from app.mcp.gateway import PREFIX as GATEWAY
+from app.mcp.gateway import Gateway
+from app.mcp.passing import Passing
+from app.mcp.upstreams import Upstreams
 from app.settings import Settings
 from app.telemetry import Metrics
 from app.workers.sweeper import run_sweeper
@@ -68,22 +76,31 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     metrics = Metrics(CollectorRegistry())
     callers = Callers(broker.db)
     senders = Senders(broker.db, SecretBox(settings.keys), clock)
+    handles = Handles(settings.keys, clock)
+    doorkeeper = Doorkeeper(
+        bound_to=settings.host,
+        allowed_hosts=settings.allowed_hosts,
+        allowed_origins=settings.allowed_origins,
+    )
+    answering = Answering(broker, metrics, strict_headers=settings.strict_headers)
     mcp = McpEndpoint(
+        broker, callers, doorkeeper, answering, max_body_bytes=settings.max_body_bytes
+    )
+    upstreams = Upstreams(settings.gateway_timeout_ms / 1000)
+    gateway = Gateway(
         broker,
         callers,
-        Doorkeeper(
-            bound_to=settings.host,
-            allowed_hosts=settings.allowed_hosts,
-            allowed_origins=settings.allowed_origins,
-        ),
-        metrics,
+        doorkeeper,
+        handles,
+        answering,
+        Passing(upstreams, metrics, max_answer_bytes=settings.gateway_max_answer_bytes),
         max_body_bytes=settings.max_body_bytes,
-        strict_headers=settings.strict_headers,
     )
     webhook = WebhookEndpoint(broker, senders, metrics, max_body_bytes=settings.max_body_bytes)
-    api = _create_api(settings, broker, metrics)
+    api = _create_api(settings, broker, upstreams, metrics)
+    owners = Owners(callers, handles)
     api.include_router(
-        rest.router(broker, callers, senders, metrics, max_body_bytes=settings.max_body_bytes)
+        rest.router(broker, owners, senders, metrics, max_body_bytes=settings.max_body_bytes)
     )
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,6 +108,9 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
             path: str = scope["path"]
             if path == "/mcp":
                 await mcp(scope, receive, send)
+                return
+            if path.startswith(GATEWAY):
+                await gateway(scope, receive, send)
                 return
             if path.startswith(WEBHOOKS):
                 await webhook(scope, receive, send)
@@ -126,7 +146,9 @@ def _logged(application: Application) -> Application:
     return logged
 
 
-def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI:
+def _create_api(
+    settings: Settings, broker: Broker, upstreams: Upstreams, metrics: Metrics
+) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await _look_at_schema(broker)
@@ -135,6 +157,7 @@ def _create_api(settings: Settings, broker: Broker, metrics: Metrics) -> FastAPI
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sweeper
+        await upstreams.close()
         await broker.db.close()
 
     api = FastAPI(

@@ -64,6 +64,10 @@ def is_object(raw: Raw) -> bool:
     return memoryview(raw)[0] == ord("{")
 
 
+def is_array(raw: Raw) -> bool:
+    return memoryview(raw)[0] == ord("[")
+
+
 def is_text(raw: Raw) -> bool:
     return memoryview(raw)[0] == ord('"')
 

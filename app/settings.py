@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     cancel_grace_ms: Milliseconds = 30_000
     sweep_interval_ms: Annotated[int, Field(ge=10, le=86_400_000)] = 1_000
 
+    gateway_timeout_ms: Milliseconds = 300_000
+    gateway_max_answer_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+
     max_body_bytes: Annotated[int, Field(ge=1024, le=256 * 1024 * 1024)] = 1_048_576
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, Literal, TextIO
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -149,6 +149,18 @@ class Metrics:
         self.missing_mcp_name = Counter(
             "taskbroker_mcp_name_missing",
             "tasks/* requests without the Mcp-Name header, tolerated unless STRICT_HEADERS is set",
+            registry=registry,
+        )
+        self.gateway = Counter(
+            "taskbroker_gateway_requests",
+            "Requests passed on to tool servers, by what became of them (2xx, 4xx, …, or why not)",
+            ["backend", "outcome"],
+            registry=registry,
+        )
+        self.gateway_seconds = Histogram(
+            "taskbroker_gateway_answer_seconds",
+            "Time until the head of a tool server's answer was there",
+            ["backend"],
             registry=registry,
         )
         self.events = Counter(

@@ -6,6 +6,7 @@ from app.auth.keys import BACKEND_KEY_PREFIX, CLIENT_KEY_PREFIX, key_hash
 from app.auth.remembered import Remembered
 from app.db import backends, clients
 from app.db.database import Database
+from app.domain.backends import Backend
 from app.domain.clients import Client
 from app.domain.owners import (
     ANONYMOUS,
@@ -34,10 +35,18 @@ class Callers:
         self._clients = Remembered(self._find_client)
         self._anonymous_allowed = Remembered(self._find_anonymous_allowed)
 
-    async def owner(self, authorization: str | None) -> Owner:
-        """The owner that an MCP client is. Raises Unauthenticated."""
+    async def owner(self, authorization: str | None, backend: Backend | None = None) -> Owner:
+        """The owner that an MCP client is, at the door of one backend or of all.
+
+        Raises Unauthenticated, also for a client without a credential where none may be anonymous.
+        """
         if authorization is None:
-            if not await self._anonymous_allowed.get(None):
+            allowed = (
+                await self._anonymous_allowed.get(None)
+                if backend is None
+                else backend.terms.allow_anonymous
+            )
+            if not allowed:
                 raise Unauthenticated
             return ANONYMOUS
         return await self.owner_of_token(bearer_token(authorization))

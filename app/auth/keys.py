@@ -29,12 +29,17 @@ class Undecryptable(Exception):
     """No key of the ring opens this; the one that closed it is missing from SECRET_KEYS."""
 
 
+def fernet(keys: Sequence[bytes], purpose: bytes) -> MultiFernet:
+    """Encryption for one purpose: under the newest server key, readable with any of them."""
+    derived = [hmac.digest(key, b"taskbroker/v1/" + purpose, sha256) for key in keys]
+    return MultiFernet([Fernet(urlsafe_b64encode(key)) for key in derived])
+
+
 class SecretBox:
     """Keeps secrets encrypted under the newest server key; opens what any of the keys closed."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        derived = [hmac.digest(key, b"taskbroker/v1/secret-box", sha256) for key in keys]
-        self._fernet = MultiFernet([Fernet(urlsafe_b64encode(key)) for key in derived])
+        self._fernet = fernet(keys, b"secret-box")
 
     def close(self, secret: bytes) -> bytes:
         return self._fernet.encrypt(secret)

@@ -6,21 +6,18 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from msgspec import UNSET
 
 from app.asgi import Answer, headers_of, read_body
-from app.auth.callers import Callers, bearer_token
 from app.auth.senders import Senders
 from app.backends import documentation, inputs, outputs
-from app.backends.inputs import OwnerBody
+from app.backends.owners import Owners
 from app.broker.context import Broker
 from app.broker.create import create
 from app.broker.read import page, read_of_backend
 from app.db.tasks import Filter
 from app.domain.backends import Backend
-from app.domain.owners import ANONYMOUS, Owner, opaque_token_hash_owner
 from app.domain.tasks import Status
-from app.errors import Fault, Forbidden, Invalid, Refused, Unauthenticated
+from app.errors import Fault, Invalid
 from app.rawjson import storable
 from app.telemetry import Metrics
 
@@ -34,7 +31,7 @@ def to_response(answer: Answer) -> Response:
 
 
 def router(
-    broker: Broker, callers: Callers, senders: Senders, metrics: Metrics, *, max_body_bytes: int
+    broker: Broker, owners: Owners, senders: Senders, metrics: Metrics, *, max_body_bytes: int
 ) -> APIRouter:
     """The routes, on these parts of the broker."""
     routes = APIRouter(prefix="/v1", tags=["tasks"], default_response_class=Response)
@@ -47,7 +44,7 @@ def router(
         backend = await sender(request)
         body = await read_body(headers_of(request.scope), request.receive, max_body_bytes)
         wanted, owner = inputs.new_task(body)
-        fingerprints = broker.keyring.fingerprints(await _owner(callers, backend, owner))
+        fingerprints = broker.keyring.fingerprints(await owners.named(owner, backend))
         made = await create(broker, backend, fingerprints, wanted)
         if made.new:
             metrics.created.inc()
@@ -83,33 +80,6 @@ def router(
         return to_response(Answer(200, outputs.page(tasks, following)))
 
     return routes
-
-
-async def _owner(callers: Callers, backend: Backend, owner: OwnerBody) -> Owner:
-    given = [name for name in OwnerBody.__struct_fields__ if getattr(owner, name) is not UNSET]
-    if given == ["authorization"]:
-        return await _owner_of_credential(callers, str(owner.authorization))
-    if given == ["token_sha256"]:
-        return opaque_token_hash_owner(inputs.token_hash(owner))
-    if given == ["anonymous"] and owner.anonymous is True:
-        if not backend.terms.allow_anonymous:
-            raise Forbidden(f"The backend {backend.name} may not have anonymous owners.")
-        return ANONYMOUS
-    if {"handle", "issuer", "subject"} & set(given):
-        detail = "gateway handles and OAuth parts are not understood by this release"
-    else:
-        detail = "give exactly one of authorization, tokenSha256, anonymous (true)"
-    raise Refused("The owner is not well formed.", faults=[Fault("/owner", detail)])
-
-
-async def _owner_of_credential(callers: Callers, authorization: str) -> Owner:
-    try:
-        return await callers.owner_of_token(bearer_token(authorization))
-    except Unauthenticated as error:
-        raise Refused(
-            "The owner's credential is not valid.",
-            faults=[Fault("/owner/authorization", error.detail)],
-        ) from None
 
 
 def _encode_cursor(ref: UUID) -> str:

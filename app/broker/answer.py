@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 
-from app.broker.context import Broker
-from app.broker.read import own_ref, unexpired
+from app.broker.context import Broker, Caller
+from app.broker.read import own_ref, own_task
 from app.db.decisions import Change, Decide
 from app.domain import tasks
-from app.domain.task_ids import Fingerprints
 from app.domain.tasks import JsonText, Task
 
 
 async def answer(
-    broker: Broker, task_id: str, owner: Fingerprints, responses: Mapping[str, JsonText]
+    broker: Broker, task_id: str, caller: Caller, responses: Mapping[str, JsonText]
 ) -> None:
     """Takes the answers to outstanding questions and ignores the rest; committed on return.
 
@@ -20,10 +19,10 @@ async def answer(
 
     def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
         now = broker.clock()
-        task = unexpired(task, now)
+        task = own_task(task, caller, now)
         after = tasks.answer(task, responses, now)
         if after is task:
             return None, None
         return None, Change(task, after, "answer", "owner", now)
 
-    await broker.db.decide(Decide(own_ref(broker, task_id, owner), decision))
+    await broker.db.decide(Decide(own_ref(broker, task_id, caller), decision))

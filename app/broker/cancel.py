@@ -2,16 +2,15 @@
 
 from uuid import UUID
 
-from app.broker.context import Broker
-from app.broker.read import own_ref, unexpired
+from app.broker.context import Broker, Caller
+from app.broker.read import own_ref, own_task
 from app.db.decisions import Change, Decide
 from app.domain import tasks
-from app.domain.task_ids import Fingerprints
 from app.domain.tasks import RpcError, Task
 from app.errors import NotFound
 
 
-async def request_cancel(broker: Broker, task_id: str, owner: Fingerprints) -> None:
+async def request_cancel(broker: Broker, task_id: str, caller: Caller) -> None:
     """Records the owner's wish, once, for the backend to see; committed on return.
 
     Nothing changes on a terminal task. Raises NotFound or Expired.
@@ -19,13 +18,13 @@ async def request_cancel(broker: Broker, task_id: str, owner: Fingerprints) -> N
 
     def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
         now = broker.clock()
-        task = unexpired(task, now)
+        task = own_task(task, caller, now)
         after = tasks.request_cancel(task, now, broker.policy.cancel_grace_ms)
         if after is task:
             return None, None
         return None, Change(task, after, "cancel requested", "owner", now)
 
-    await broker.db.decide(Decide(own_ref(broker, task_id, owner), decision))
+    await broker.db.decide(Decide(own_ref(broker, task_id, caller), decision))
 
 
 async def end_as_operator(broker: Broker, ref: UUID, error: RpcError | None) -> Task:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from sys import getsizeof
+from typing import NamedTuple
 from uuid import UUID
 
 from cachetools import TTLCache
@@ -10,7 +11,7 @@ from app.db.database import Database
 from app.domain.backends import Backend
 from app.domain.clock import Clock
 from app.domain.lifetimes import Lifetimes
-from app.domain.task_ids import Keyring
+from app.domain.task_ids import Fingerprints, Keyring
 from app.domain.tasks import Task
 
 CACHE_SECONDS = 10.0
@@ -54,6 +55,14 @@ class TerminalTasks:
 def _size(task: Task) -> int:
     texts = (task.result, task.error, task.status_message)
     return _TASK_OVERHEAD_BYTES + sum(getsizeof(text) for text in texts if text is not None)
+
+
+class Caller(NamedTuple):
+    """An MCP client, and the door that it came through."""
+
+    owner: Fingerprints
+    backend_id: int | None = None
+    """Behind the door of one backend there are only its own tasks; `None` is the door to all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,27 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from app.broker.context import Broker
+from app.broker.context import Broker, Caller
 from app.db import tasks as stored
 from app.db.tasks import Filter
 from app.domain.backends import Backend
-from app.domain.task_ids import Fingerprints
 from app.domain.tasks import Task
 from app.errors import Expired, NotFound
 
 
-def own_ref(broker: Broker, task_id: str, owner: Fingerprints) -> UUID:
-    """The reference in an id that belongs to `owner`. No database is asked; raises NotFound."""
-    ref = broker.keyring.verify(task_id, owner)
+def own_ref(broker: Broker, task_id: str, caller: Caller) -> UUID:
+    """The reference in an id that belongs to the caller. No database is asked; raises NotFound."""
+    ref = broker.keyring.verify(task_id, caller.owner)
     if ref is None:
         raise NotFound
     return ref
+
+
+def own_task(task: Task | None, caller: Caller, now: datetime) -> Task:
+    """The task that was found for a caller's id. Raises NotFound or Expired."""
+    if task is not None and caller.backend_id not in (None, task.backend_id):
+        raise NotFound
+    return unexpired(task, now)
 
 
 def unexpired(task: Task | None, now: datetime) -> Task:
@@ -30,13 +36,14 @@ def unexpired(task: Task | None, now: datetime) -> Task:
     return task
 
 
-async def read(broker: Broker, task_id: str, owner: Fingerprints) -> Task:
-    """The owner's task. Raises NotFound or Expired."""
-    ref = own_ref(broker, task_id, owner)
-    task = broker.terminal_tasks.get(ref)
-    if task is None or task.expired(broker.clock()):  # which may have been purged meanwhile
-        task = unexpired(await broker.db.read(ref), broker.clock())
-        broker.terminal_tasks.add(task)
+async def read(broker: Broker, task_id: str, caller: Caller) -> Task:
+    """The caller's task. Raises NotFound or Expired."""
+    ref = own_ref(broker, task_id, caller)
+    ended = broker.terminal_tasks.get(ref)
+    if ended is not None and not ended.expired(broker.clock()):  # else it may be purged by now
+        return own_task(ended, caller, broker.clock())
+    task = own_task(await broker.db.read(ref), caller, broker.clock())
+    broker.terminal_tasks.add(task)
     return task
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from types import FrameType
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.asgi import Application
+from app.cli.demo import demo_tool_server
 from app.cli.runtime import (
     WAIT_SECONDS,
     embedded_postgres,
@@ -43,6 +45,9 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that answer requests.")] = 1,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="With a demo tool server behind /mcp/demo.")
+    ] = False,
 ) -> None:
     """Run the service.
 
@@ -64,24 +69,24 @@ def serve(
     signal.signal(signal.SIGTERM, _leave)
     try:
         if settings.database_url is not None:
-            _listen(with_keys(settings), workers)
+            _listen(with_keys(settings), workers, demo=demo)
         else:
-            _serve_embedded(settings, workers)
+            _serve_embedded(settings, workers, demo=demo)
     except KeyboardInterrupt:
         sys.exit(0)
 
 
-def _serve_embedded(settings: Settings, workers: int) -> None:
+def _serve_embedded(settings: Settings, workers: int, *, demo: bool) -> None:
     folder = DataDir(settings.data_dir)
     with folder.claim("serve", WAIT_SECONDS), embedded_postgres(settings) as postgres:
         before, after = asyncio.run(migrate(postgres.url))
         if before != after:
             log.info("schema migrated", revision=after)
         folder.publish(postgres.url)
-        _listen(embedded_settings(settings, folder, postgres.url), workers)
+        _listen(embedded_settings(settings, folder, postgres.url), workers, demo=demo)
 
 
-def _listen(settings: Settings, workers: int) -> None:
+def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
     _hand_to_workers(settings)
     config = uvicorn.Config(
         "app.cli.serve:application",
@@ -99,17 +104,23 @@ def _listen(settings: Settings, workers: int) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     listener = _bind(config)
-    _announce(settings, listener)
+    url = _url(settings, listener)
+    with demo_tool_server(settings, url) if demo else nullcontext():
+        _announce(settings, url, demo=demo)
+        failed = not _run(config, listener, workers)
+    if failed:
+        sys.exit(1)
+
+
+def _run(config: uvicorn.Config, listener: socket.socket, workers: int) -> bool:
+    """Serves until it is told to end. Whether it ever did."""
     if workers == 1:
         server = uvicorn.Server(config)
         server.run(sockets=[listener])
-        failed = not server.started
-    else:
-        supervisor = Multiprocess(config, sockets=[listener])
-        supervisor.run()
-        failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
-    if failed:
-        sys.exit(1)
+        return server.started
+    supervisor = Multiprocess(config, sockets=[listener])
+    supervisor.run()
+    return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
 
 
 def application() -> Application:
@@ -149,17 +160,22 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _announce(settings: Settings, listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    name = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{name}:{port}"
+def _url(settings: Settings, listener: socket.socket) -> str:
+    """Where this machine reaches us."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listener.getsockname()[1]}"
+
+
+def _announce(settings: Settings, url: str, *, demo: bool) -> None:
     log.info("listening", url=url)
     if settings.log_format == "console":  # somebody is looking
+        served = f"  demo tools      {url}/mcp/demo   (for any MCP client)\n" if demo else ""
         note(
             f"""
 Task Broker is at {url}   (Ctrl-C ends it)
 
-  MCP endpoint    {url}/mcp
+{served}  MCP endpoint    {url}/mcp
   backend API     {url}/docs
   register a tool server, in another terminal:
                   .venv/bin/taskbroker backend add my-tools

@@ -64,6 +64,11 @@ async def any_allows_anonymous(connection: AsyncConnection) -> bool:
     return bool(found)
 
 
+async def set_terms(connection: AsyncConnection, backend_id: int, terms: BackendTerms) -> None:
+    values = {field: getattr(terms, field) for field in _TERMS}
+    await connection.execute(update(B).where(B.c.id == backend_id).values(values))
+
+
 async def set_disabled(connection: AsyncConnection, backend_id: int, at: datetime | None) -> None:
     await connection.execute(update(B).where(B.c.id == backend_id).values(disabled_at=at))
 

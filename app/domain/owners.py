@@ -26,6 +26,21 @@ class Owner:
             for part in (text.encode() for text in (self.kind, *self.parts))
         )
 
+    @classmethod
+    def from_canonical(cls, form: bytes) -> "Owner":
+        """The owner of a canonical form. ValueError if it is none."""
+        texts = []
+        while form:
+            length = int.from_bytes(form[:4], "big")
+            part, form = form[4 : 4 + length], form[4 + length :]
+            if len(part) != length:
+                raise ValueError("cut off")
+            texts.append(part.decode())
+        if not texts:
+            raise ValueError("empty")
+        kind, *parts = texts
+        return cls(OwnerKind(kind), tuple(parts))
+
 
 ANONYMOUS = Owner(OwnerKind.ANONYMOUS)
 

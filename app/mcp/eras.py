@@ -44,6 +44,7 @@ class Params(Struct, rename={"meta": "_meta", "task_id": "taskId"}):
     task_id: Raw | UnsetType = UNSET
     inputResponses: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
     protocolVersion: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
+    notifications: Raw | UnsetType = UNSET
 
 
 class _Meta(Struct, rename={"version": VERSION_KEY, "capabilities": CAPABILITIES_KEY}):

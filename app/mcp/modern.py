@@ -10,9 +10,8 @@ from app import rawjson
 from app.asgi import Headers
 from app.broker.answer import answer
 from app.broker.cancel import request_cancel
-from app.broker.context import Broker
+from app.broker.context import Broker, Caller
 from app.broker.read import read
-from app.domain.task_ids import Fingerprints
 from app.errors import Expired, NotFound
 from app.mcp.eras import Modern, Params, check_name, invalid_params, mismatch, part
 from app.mcp.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RpcFailure
@@ -22,16 +21,16 @@ _MISSING_CAPABILITY = json.dumps({"requiredCapabilities": {"extensions": {view.E
 
 
 class Call(NamedTuple):
-    """One `tasks/*` request of an owner, in order and ready to be carried out."""
+    """One `tasks/*` request of a caller, in order and ready to be carried out."""
 
     broker: Broker
-    owner: Fingerprints
+    caller: Caller
     task_id: str
     params: Params
 
 
 async def _get(call: Call) -> str:
-    task = await read(call.broker, call.task_id, call.owner)
+    task = await read(call.broker, call.task_id, call.caller)
     return view.get_task_result(task, call.task_id)
 
 
@@ -42,12 +41,12 @@ async def _update(call: Call) -> str:
     if not all(map(rawjson.is_object, responses.values())):
         raise invalid_params("params.inputResponses must map keys to result objects")
     texts = {key: rawjson.text(response) for key, response in responses.items()}
-    await answer(call.broker, call.task_id, call.owner, texts)
+    await answer(call.broker, call.task_id, call.caller, texts)
     return view.ACKNOWLEDGED
 
 
 async def _cancel(call: Call) -> str:
-    await request_cancel(call.broker, call.task_id, call.owner)
+    await request_cancel(call.broker, call.task_id, call.caller)
     return view.ACKNOWLEDGED
 
 
@@ -69,9 +68,7 @@ class Dispatcher:
         self._strict_headers = strict_headers
         self._name_missing = name_missing
 
-    async def __call__(
-        self, method: str, request: Modern, headers: Headers, owner: Fingerprints
-    ) -> str:
+    async def __call__(self, method: str, request: Modern, headers: Headers, caller: Caller) -> str:
         """The result as JSON text. Raises RpcFailure, or a BrokerError of the storage."""
         if method == "server/discover":
             return view.DISCOVERY
@@ -87,7 +84,7 @@ class Dispatcher:
                 _MISSING_CAPABILITY,
             )
         try:
-            return await carry_out(Call(self._broker, owner, task_id, request.params))
+            return await carry_out(Call(self._broker, caller, task_id, request.params))
         except NotFound:
             raise RpcFailure(
                 INVALID_PARAMS, "Failed to retrieve task: Task not found", 200

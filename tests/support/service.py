@@ -27,6 +27,7 @@ from app.main import create_app, create_broker
 from app.settings import Settings
 from tests.support.clock import ShiftedClock
 from tests.support.secrecy import new_token, secret
+from tests.support.servers import serving
 
 VERSION = "2026-07-28"
 TASKS = "io.modelcontextprotocol/tasks"
@@ -65,16 +66,21 @@ test_settings.__test__ = False  # type: ignore[attr-defined]  # no test, in spit
 class McpClient:
     """An MCP client of the modern era, written out: every header and member is visible."""
 
-    def __init__(self, http: httpx.AsyncClient, token: str | None) -> None:
+    def __init__(self, http: httpx.AsyncClient, token: str | None, path: str = "/mcp") -> None:
         self.token = token
+        self.path = path
         self._http = http
 
     def at(self, replica: "Service") -> "McpClient":
         """The same client, talking to another replica."""
-        return McpClient(replica.http, self.token)
+        return McpClient(replica.http, self.token, self.path)
+
+    def through(self, backend: str) -> "McpClient":
+        """The same client at the gateway to a backend."""
+        return McpClient(self._http, self.token, f"/mcp/{backend}")
 
     async def post(
-        self, body: Any, headers: dict[str, str | None] | None = None, *, path: str = "/mcp"
+        self, body: Any, headers: dict[str, str | None] | None = None, *, path: str | None = None
     ) -> httpx.Response:
         """Sends a body as it is; a header given as `None` is left out."""
         sent: dict[str, str | None] = {
@@ -85,7 +91,7 @@ class McpClient:
         }
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         kept = {name: value for name, value in sent.items() if value is not None}
-        return await self._http.post(path, content=content, headers=kept)
+        return await self._http.post(path or self.path, content=content, headers=kept)
 
     async def request(
         self,
@@ -293,6 +299,18 @@ async def running_service(settings: Settings, clock: ShiftedClock) -> AsyncItera
         transport = httpx.ASGITransport(application, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             yield Service(http, broker, settings)
+    await broker.db.close()
+
+
+@asynccontextmanager
+async def networked_service(settings: Settings, clock: ShiftedClock) -> AsyncIterator[Service]:
+    """The same behind a real HTTP server on loopback, for what only shows on a connection."""
+    broker = create_broker(settings, clock)
+    async with (
+        serving(create_app(settings, clock)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        yield Service(http, broker, settings)
     await broker.db.close()
 
 

@@ -1,0 +1,167 @@
+"""`/mcp/{backend}`: one URL for a tool server and its tasks.
+
+`tasks/*` and subscriptions to tasks are answered here. Everything else is passed on to the tool
+server, and its answer back, as they come; the tool server learns whose call it is from the
+`Task-Owner` header.
+"""
+
+from typing import NamedTuple
+
+import structlog
+
+from app.asgi import (
+    Answer,
+    ClientGone,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    StreamedBody,
+    headers_of,
+    send_answer,
+    text_header,
+)
+from app.auth.callers import Callers
+from app.auth.handles import Handles
+from app.auth.remembered import Remembered
+from app.broker.context import Broker, Caller
+from app.db import backends
+from app.domain.backends import NAME, Backend
+from app.errors import BrokerError, TooLarge
+from app.mcp import advertising, forwarding, jsonrpc
+from app.mcp.answering import Answering
+from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
+from app.mcp.jsonrpc import RpcFailure
+from app.mcp.passing import Onward, Passing
+from app.mcp.peek import peek
+from app.mcp.subjects import LISTEN, is_about_tasks, task_ids
+
+log = structlog.get_logger(__name__)
+
+PREFIX = "/mcp/"
+_ALLOWED = ("GET", "POST", "DELETE")
+
+
+class _Route(NamedTuple):
+    """Where a request goes that may come in."""
+
+    backend: Backend
+    request: Onward
+
+
+class Gateway:
+    def __init__(
+        self,
+        broker: Broker,
+        callers: Callers,
+        doorkeeper: Doorkeeper,
+        handles: Handles,
+        answering: Answering,
+        passing: Passing,
+        *,
+        max_body_bytes: int,
+    ) -> None:
+        self._broker = broker
+        self._callers = callers
+        self._doorkeeper = doorkeeper
+        self._handles = handles
+        self._answering = answering
+        self._passing = passing
+        self._max_body_bytes = max_body_bytes
+        self._backends = Remembered(self._find_backend)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = StreamedBody(receive)
+        try:
+            decided = await self._decide(scope, body)
+            if isinstance(decided, _Route):
+                answer = await self._passing(decided.backend, decided.request, body, send)
+            else:
+                answer = decided
+        except ClientGone:
+            return
+        if answer is not None:
+            await send_answer(send, answer)
+
+    async def _decide(self, scope: Scope, body: StreamedBody) -> Answer | _Route:
+        headers: Headers = {}
+        try:
+            headers = headers_of(scope)
+            return self._refuse(scope["method"], headers) or await self._route(scope, headers, body)
+        except BrokerError as error:
+            return turned_away(error, headers)
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("a request failed before it was passed on")
+            return Answer(500, jsonrpc.error_body(None, INTERNAL))
+
+    def _refuse(self, method: str, headers: Headers) -> Answer | None:
+        why = self._doorkeeper.refuses(headers)
+        if why is not None:
+            return refusal(403, why)
+        if method not in _ALLOWED:
+            return refusal(405, "Use POST", (b"allow", ", ".join(_ALLOWED).encode()))
+        return None
+
+    async def _route(self, scope: Scope, headers: Headers, body: StreamedBody) -> Answer | _Route:
+        backend = await self._backends.get(scope["path"].removeprefix(PREFIX))
+        if backend is None or backend.terms.mcp_url is None:
+            return refusal(404, "No tool server with an mcp-url is registered under this name")
+        owner = await self._callers.owner(text_header(headers, b"authorization"), backend)
+        caller = Caller(self._broker.keyring.fingerprints(owner), backend.id)
+        method = await self._method(headers, body) if scope["method"] == "POST" else ""
+        if is_about_tasks(method):
+            refused = unfit(headers)
+            if refused is not None:
+                return refused
+            await body.read(headers, self._max_body_bytes)
+            if self._is_ours(method, body.head, caller, backend):
+                return await self._answering(body.head, headers, caller)
+        if backend.disabled_at is not None:
+            return refusal(503, "The operator has disabled this tool server")
+        edit = advertising.edit_of(method, backend)
+        handle = self._handles.issue(owner, backend.name)
+        request = Onward(
+            scope["method"],
+            forwarding.upstream_url(backend.terms.mcp_url, scope["query_string"]),
+            forwarding.request_headers(scope, handle, plain=edit is not None),
+            edit,
+        )
+        return _Route(backend, request)
+
+    async def _method(self, headers: Headers, body: StreamedBody) -> str:
+        """The method of the message: from its header, or else from as little body as tells it.
+
+        The header is believed: whoever lies in it is answered about the mismatch, here or there.
+        """
+        named = text_header(headers, b"mcp-method")
+        if named is not None:
+            return named
+        looked_at = 0
+        while True:
+            seen = peek(body.head, complete=body.complete)
+            if seen.settled:
+                return seen.method or ""
+            if len(body.head) > self._max_body_bytes:
+                raise TooLarge("Name the method within the first part of a body this large.")
+            looked_at = max(2 * looked_at, 1)  # looking again costs as much as what is there
+            while not body.complete and len(body.head) < looked_at:
+                await body.grow()
+
+    def _is_ours(self, method: str, body: bytes, caller: Caller, backend: Backend) -> bool:
+        try:
+            ids = task_ids(body)
+        except RpcFailure:
+            return True  # the answer says what is wrong with it
+        if method == LISTEN and not ids:
+            return False
+        if not backend.terms.forward_unknown_tasks:
+            return True
+        return any(self._broker.keyring.verify(task_id, caller.owner) for task_id in ids)
+
+    async def _find_backend(self, name: str) -> Backend | None:
+        if NAME.fullmatch(name) is None:
+            return None
+        async with self._broker.db.transaction() as connection:
+            return await backends.by_name(connection, name)

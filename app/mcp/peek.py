@@ -1,0 +1,75 @@
+"""The envelope of a JSON-RPC message, read from the beginning of a body that is still arriving.
+
+The gateway passes bodies on without holding them; to know which message it is passing on it needs
+two small members of the outermost object, and looks no further than they stand.
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: an unended text fails in one pass
+_NAME = re.compile(rb"[\s,]*(" + _TEXT + rb")\s*:\s*", re.DOTALL)
+_SCALAR = re.compile(rb"(" + _TEXT + rb")|[^\s,{}\[\]\"]+(?=[\s,}])", re.DOTALL)
+_BRACKET_OR_TEXT = re.compile(rb"[{}\[\]]|" + _TEXT + rb'|"', re.DOTALL)
+_ID = re.compile(rb"-?\d+|" + _TEXT, re.DOTALL)
+
+
+class Peek(NamedTuple):
+    """What the beginning of a body tells."""
+
+    method: str | None
+    """`None`: it names none (a response, a batch, no JSON), or not yet."""
+    id: bytes | None
+    """The JSON text of the id, if it stands in what was looked at."""
+    settled: bool
+    """False: the method may still come."""
+
+
+def peek(head: bytes, *, complete: bool) -> Peek:
+    """Looks into the first bytes of a body, or into all of it."""
+    found: dict[bytes, bytes] = {}
+    at = len(head) - len(head.lstrip())
+    is_object = head[at : at + 1] in (b"{", b"")
+    if is_object:
+        at += 1
+        while (member := _NAME.match(head, at)) is not None:
+            start = member.end()
+            at = _end_of_value(head, start)
+            if at < 0:
+                break
+            found.setdefault(member[1], head[start:at])
+    known = found.keys() & {b'"method"', b'"result"', b'"error"'}
+    rpc_id = found.get(b'"id"', b"")
+    return Peek(
+        method=_text(found.get(b'"method"', b"")),
+        id=rpc_id if _ID.fullmatch(rpc_id) else None,
+        settled=complete or bool(known) or not is_object,
+    )
+
+
+def _end_of_value(head: bytes, start: int) -> int:
+    """Where the value that begins at `start` ends, or -1 if that is not there yet."""
+    if head[start : start + 1] not in (b"{", b"["):
+        scalar = _SCALAR.match(head, start)
+        return -1 if scalar is None else scalar.end()
+    depth, at = 0, start
+    while (token := _BRACKET_OR_TEXT.search(head, at)) is not None:
+        at = token.end()
+        if token[0] in (b"{", b"["):
+            depth += 1
+        elif token[0] in (b"}", b"]"):
+            depth -= 1
+            if depth == 0:
+                return at
+        elif token[0] == b'"':  # a text that has not ended
+            return -1
+    return -1
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        text = json.loads(value)
+    except ValueError:
+        return None
+    return text if isinstance(text, str) else None
