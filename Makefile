@@ -52,9 +52,9 @@ test-slow: $(VENV)/.dev ## Run the tests that take long: crashes, races, fuzzing
 
 CLIENT_PIP = bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes
 
-.venv-demo/installed.txt: requirements/demo.txt
-	$(PYTHON) -m venv --clear .venv-demo
-	.venv-demo/$(CLIENT_PIP) -r $<
+.venv-client-fastmcp/installed.txt: requirements/client-fastmcp.txt
+	$(PYTHON) -m venv --clear .venv-client-fastmcp
+	.venv-client-fastmcp/$(CLIENT_PIP) -r $<
 	@cp $< $@
 
 .venv-client-mcp/installed.txt: requirements/client-mcp.txt
@@ -66,7 +66,7 @@ tests/clients/ext_tasks/node_modules: tests/clients/ext_tasks/package-lock.json
 	cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-clients: $(VENV)/.dev .venv-demo/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules ## Drive the broker with third-party MCP clients
+clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules ## Drive the broker with third-party MCP clients
 	$(BIN)/python -m pytest -m clients
 
 bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application

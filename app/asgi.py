@@ -170,8 +170,9 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 
 def text_header(headers: Headers, name: bytes) -> str | None:
+    """A header's value as text, without the white space around it (RFC 9110, 5.5)."""
     value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
+    return None if value is None else value.strip(b" \t").decode("latin-1")
 
 
 async def while_connected(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:

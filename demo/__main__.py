@@ -9,7 +9,7 @@ import threading
 
 import uvicorn
 
-from demo.tool_server import app
+from demo.fixtures import app
 
 
 def main() -> None:

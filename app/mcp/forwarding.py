@@ -57,7 +57,11 @@ def response_headers(given: Iterable[tuple[bytes, bytes]], *, edited: bool) -> R
 def _end_to_end(given: RawHeaders) -> RawHeaders:
     listed = b",".join(value for name, value in given if name == b"connection")
     named = {option.strip().lower() for option in listed.split(b",")}
-    return [(name, value) for name, value in given if name not in _HOP_BY_HOP and name not in named]
+    return [
+        (name, value.strip(b" \t"))  # what surrounds a value is no part of it (RFC 9110, 5.5)
+        for name, value in given
+        if name not in _HOP_BY_HOP and name not in named
+    ]
 
 
 def _about_the_client(scope: Scope) -> RawHeaders:

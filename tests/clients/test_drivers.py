@@ -25,7 +25,7 @@ pytestmark = pytest.mark.clients
 
 HERE = Path(__file__).parent
 DRIVERS: dict[str, list[str | Path]] = {
-    "fastmcp": [ROOT / ".venv-demo/bin/python", HERE / "fastmcp/drive.py"],
+    "fastmcp": [ROOT / ".venv-client-fastmcp/bin/python", HERE / "fastmcp/drive.py"],
     "mcp": [ROOT / ".venv-client-mcp/bin/python", HERE / "mcp_python/drive.py"],
     "ext-tasks": ["node", HERE / "ext_tasks/drive.mjs"],
 }

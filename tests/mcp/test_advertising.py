@@ -1,0 +1,58 @@
+"""What becomes of a tool server's capabilities on their way through the gateway."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.mcp.advertising import _offer_tasks, edited_events, edited_message
+from tests.support.service import TASKS
+
+objects = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
+capabilities = st.fixed_dictionaries({}, optional={"tools": objects, "tasks": objects})
+
+
+def discovery(offered: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "result": {"capabilities": offered, "ttlMs": 1}}
+
+
+@given(capabilities)
+def test_the_extension_is_added_and_nothing_else_changes(offered: dict[str, Any]) -> None:
+    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_tasks))
+    kept = {name: value for name, value in offered.items() if name != "tasks"}
+    assert edited == discovery({**kept, "extensions": {TASKS: {}}})
+
+
+@given(st.binary(max_size=40) | st.just(b'{"result": {"capabilities": [1]}}'))
+def test_what_is_no_such_answer_comes_back_as_it_is(message: bytes) -> None:
+    assert edited_message(message, _offer_tasks) == message
+
+
+def test_an_extension_with_settings_becomes_the_plain_one() -> None:
+    """Clients read a value with members as an extension that they do not know."""
+    offered = {"extensions": {TASKS: {"list": True}, "x/y": {}}}
+    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_tasks))
+    assert edited == discovery({"extensions": {TASKS: {}, "x/y": {}}})
+
+
+async def test_an_event_is_found_however_the_stream_is_cut() -> None:
+    message = json.dumps(discovery({}), indent=1)
+    data = "\r\n".join(f"data: {line}" for line in message.splitlines())
+    stream = f": ping\r\n\r\nid: 1\r\n{data}\r\n\r\ndata: other\n\nrest".encode()
+    for cut in range(1, len(stream)):
+        edited = b"".join(
+            [event async for event in edited_events(_in_two(stream, cut), _offer_tasks)]
+        )
+        first, second, rest = edited.removeprefix(b": ping\r\n\r\n").split(b"\n\n")
+        lines = first.decode().splitlines()
+        assert lines[0] == "id: 1"
+        text = "\n".join(line.removeprefix("data: ") for line in lines[1:])
+        assert json.loads(text) == discovery({"extensions": {TASKS: {}}})
+        assert (second, rest) == (b"data: other", b"rest")
+
+
+async def _in_two(stream: bytes, cut: int) -> AsyncIterator[bytes]:
+    yield stream[:cut]
+    yield stream[cut:]

@@ -1,0 +1,89 @@
+"""Reading the envelope of a message whose body is still arriving."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.mcp.peek import peek
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+ids = st.integers() | texts
+formats: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    ({}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False})
+)  # as serialisers differ
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
+    """A request with its members in any order, and its text."""
+    members = {"jsonrpc": "2.0", "id": draw(ids), "method": draw(texts), "params": draw(values)}
+    order = draw(st.permutations(list(members)))
+    message = {name: members[name] for name in order}
+    return message, json.dumps(message, **draw(formats)).encode()
+
+
+@given(messages())
+def test_a_whole_message_tells_its_method_and_its_id(message: tuple[dict[str, Any], bytes]) -> None:
+    members, body = message
+    seen = peek(body, complete=True)
+    assert seen.settled
+    assert seen.method == members["method"]
+    assert seen.id is not None
+    assert json.loads(seen.id) == members["id"]
+
+
+@given(messages(), st.integers(min_value=0, max_value=400))
+def test_a_part_of_a_message_tells_nothing_wrong(
+    message: tuple[dict[str, Any], bytes], length: int
+) -> None:
+    members, body = message
+    seen = peek(body[:length], complete=False)
+    assert seen.method in (None, members["method"])
+    assert seen.settled == (seen.method is not None)
+    assert seen.id is None or json.loads(seen.id) == members["id"]
+
+
+@given(st.binary(max_size=60) | texts.map(str.encode))
+def test_what_is_no_message_is_let_through(body: bytes) -> None:
+    assert peek(body, complete=True).settled
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b'{"jsonrpc": "2.0", "id": 7, "result": {', b'{"error": {"code": 1', b"[{", b" \n[", b"no"],
+)
+def test_what_names_no_method_is_known_early(head: bytes) -> None:
+    seen = peek(head + b"x" * 50 + b"}", complete=False)
+    assert seen.method is None
+
+
+@pytest.mark.parametrize(
+    ("head", "settled"),
+    [
+        (b'{"id": 7, "result": {"a": 1}, ', True),
+        (b'{"id": 7, "error": {}, ', True),
+        (b"[", True),
+        (b"no json", True),
+        (b"", False),
+        (b"  {", False),
+        (b'{"params": {"method": "tasks/get"}, ', False),
+        (b'{"params": "an \\"open\\" text', False),
+    ],
+)
+def test_looking_ends_when_nothing_more_can_come_of_it(head: bytes, settled: bool) -> None:
+    assert peek(head, complete=False).settled is settled
+
+
+def test_a_megabyte_of_escapes_is_looked_at_in_one_pass() -> None:
+    """The patterns must not try again what they have seen: this would take hours."""
+    head = b'{"params": {"text": "' + b"\\n" * 500_000
+    assert not peek(head, complete=False).settled
+    assert not peek(b'{"params": {"a": ' + b"[" * 500_000, complete=False).settled
