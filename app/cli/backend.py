@@ -1,6 +1,7 @@
 """`taskbroker backend`: tool servers that may use the broker."""
 
 import secrets
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
@@ -57,13 +58,6 @@ def add(
     """
     if NAME.fullmatch(name) is None:
         raise Refused("A name has 1 to 63 of a-z, 0-9 and -, and does not begin with -.")
-    if default_ttl_ms and max_ttl_ms and default_ttl_ms > max_ttl_ms:
-        raise Refused("--default-ttl-ms is larger than --max-ttl-ms.")
-    for url in filter(None, (mcp_url, callback_url)):
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise Refused("A URL must begin with http:// or https:// and name a host.")
-    if mcp_url or callback_url:
-        note("Kept for later: this release neither forwards to mcp-url nor calls callback-url.")
     terms = BackendTerms(
         mcp_url=mcp_url,
         callback_url=callback_url,
@@ -73,6 +67,7 @@ def add(
         max_ttl_ms=max_ttl_ms,
         poll_interval_ms=poll_interval_ms,
     )
+    _check(terms)
     key, secret = new_backend_key(), secrets.token_bytes(32)
 
     async def action(broker: Broker, settings: Settings) -> None:
@@ -85,6 +80,86 @@ def add(
     run(action)
     shown = {"name": name, "apiKey": key, "webhookSecret": signing.encode_secret(secret)}
     print_members(shown, as_json=as_json)
+
+
+@app.command()
+def update(
+    name: Name,
+    mcp_url: Annotated[
+        str | None, typer.Option(help='Where its MCP endpoint is; "": none.')
+    ] = None,
+    callback_url: Annotated[
+        str | None, typer.Option(help='Where it wants its signals; "": nowhere.')
+    ] = None,
+    allow_anonymous: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-anonymous/--no-allow-anonymous",
+            help="Tasks may belong to nobody in particular.",
+        ),
+    ] = None,
+    forward_unknown_tasks: Annotated[
+        bool | None,
+        typer.Option(
+            "--forward-unknown-tasks/--no-forward-unknown-tasks",
+            help="For servers that keep some tasks.",
+        ),
+    ] = None,
+    max_ttl_ms: Annotated[int | None, _LIFE(help="Longest life of a task.")] = None,
+    default_ttl_ms: Annotated[int | None, _LIFE(help="Life of a task when not asked for.")] = None,
+    poll_interval_ms: Annotated[
+        int | None, typer.Option(min=1, max=DAY_MS, help="How often clients should ask.")
+    ] = None,
+) -> None:
+    """Change what was set for a backend; what is not named stays. Its tasks stay as they are.
+
+    Example: `taskbroker backend update image-tools --mcp-url https://images.internal/mcp`
+    """
+    given: dict[str, Any] = {
+        "mcp_url": mcp_url,
+        "callback_url": callback_url,
+        "allow_anonymous": allow_anonymous,
+        "forward_unknown_tasks": forward_unknown_tasks,
+        "max_ttl_ms": max_ttl_ms,
+        "default_ttl_ms": default_ttl_ms,
+        "poll_interval_ms": poll_interval_ms,
+    }
+    changes: dict[str, Any] = {
+        field: None if value == "" else value for field, value in given.items() if value is not None
+    }
+    if not changes:
+        raise Refused("Name at least one thing to change; --help lists them.")
+
+    async def action(broker: Broker, _: Settings) -> None:
+        async with broker.db.transaction() as connection:
+            backend = await _named(connection, name)
+            terms = replace(backend.terms, **changes)
+            _check(terms)
+            await backends.set_terms(connection, backend.id, terms)
+
+    run(action)
+    print(f"{name} is updated; running servers know within seconds.")
+
+
+def _check(terms: BackendTerms) -> None:
+    if terms.default_ttl_ms and terms.max_ttl_ms and terms.default_ttl_ms > terms.max_ttl_ms:
+        raise Refused("--default-ttl-ms is larger than --max-ttl-ms.")
+    for url in filter(None, (terms.mcp_url, terms.callback_url)):
+        _check_url(url)
+    if terms.callback_url:
+        note("Kept for later: this release does not call callback-url.")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        plain = False
+    if not plain or not url.isascii() or any(char.isspace() for char in url):
+        raise Refused("A URL must begin with http:// or https:// and name a host.")
+    if parts.username is not None or parts.fragment:
+        raise Refused("A URL must have no user name, no password and no fragment.")
 
 
 @app.command("list")

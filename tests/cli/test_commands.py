@@ -82,6 +82,41 @@ def test_the_terms_of_a_backend_are_kept(taskbroker: Command) -> None:
     }
 
 
+def test_what_was_set_can_be_changed_and_the_rest_stays(taskbroker: Command) -> None:
+    taskbroker("backend", "add", "b", "--mcp-url", "https://old.example/mcp", "--max-ttl-ms", "9")
+    changed = taskbroker(
+        "backend", "update", "b", "--mcp-url", "http://new.example/mcp", "--allow-anonymous"
+    )
+    assert changed.exit_code == 0
+    details = data(taskbroker("backend", "show", "b", "--json"))
+    assert details["mcpUrl"] == "http://new.example/mcp"
+    assert details["allowAnonymous"] is True
+    assert details["maxTtlMs"] == 9
+
+    taskbroker("backend", "update", "b", "--mcp-url", "", "--no-allow-anonymous")
+    details = data(taskbroker("backend", "show", "b", "--json"))
+    assert details["mcpUrl"] is None
+    assert details["allowAnonymous"] is False
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x/mcp", "tools.example/mcp", "http://", "http://x:0/", "http://x:99999/", "http://a b/",
+     "http://user:pw@x/mcp", "http://x/mcp#part", "http://ä/"],
+)  # fmt: skip
+def test_an_address_that_cannot_be_called_is_refused(taskbroker: Command, url: str) -> None:
+    for option in ("--mcp-url", "--callback-url"):
+        assert taskbroker("backend", "add", "b", option, url).exit_code == 1
+
+
+def test_an_update_names_what_it_changes(taskbroker: Command) -> None:
+    taskbroker("backend", "add", "b")
+    assert taskbroker("backend", "update", "b").exit_code == 1
+    assert taskbroker("backend", "update", "nobody", "--allow-anonymous").exit_code == 1
+    wrong_order = ("--max-ttl-ms", "1", "--default-ttl-ms", "2")
+    assert taskbroker("backend", "update", "b", *wrong_order).exit_code == 1
+
+
 @pytest.mark.parametrize("name", ["", "-x", "Upper", "a_b", "x" * 64, "a\n"])
 def test_a_backend_needs_a_proper_name(
     taskbroker: Command,
@@ -116,7 +151,7 @@ def test_wrong_usage_ends_with_2(taskbroker: Command) -> None:
 @pytest.mark.parametrize(
     "command",
     ["serve", "migrate", "sweep", "doctor", "keys new", "backend add", "backend list",
-     "backend show", "backend disable", "backend enable", "backend rotate-key",
+     "backend show", "backend update", "backend disable", "backend enable", "backend rotate-key",
      "backend rotate-secret", "backend remove", "client add", "client list", "client revoke",
      "task list", "task show", "task cancel", "task fail"],
 )  # fmt: skip
