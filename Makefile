@@ -22,8 +22,9 @@ $(VENV)/.runtime: requirements/runtime.txt requirements/build.txt pyproject.toml
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt sdk/python/pyproject.toml
 	$(PIP) --require-hashes -r requirements/dev.txt
+	$(PIP) --no-deps --no-build-isolation --editable sdk/python
 	@touch $@
 
 setup: $(VENV)/.dev ## Install everything for working on the project

@@ -1,0 +1,48 @@
+"""Durable MCP tools: their tasks live in Task Broker, the tool server reports on them.
+
+`AsyncTaskBroker` is for asyncio, `TaskBroker` for threads; they do the same.
+"""
+
+from taskbroker_sdk._async import AsyncCreatedTask, AsyncTask, AsyncTaskBroker, AsyncWork
+from taskbroker_sdk._current import current_task
+from taskbroker_sdk._errors import (
+    BrokerError,
+    CancelRequested,
+    Fault,
+    Problem,
+    TaskFailed,
+    Unreachable,
+)
+from taskbroker_sdk._signing import sign
+from taskbroker_sdk._sync import CreatedTask, Task, TaskBroker, Work
+from taskbroker_sdk._tools import elicitation, owner_from, text_result
+from taskbroker_sdk._wire import Event, Json, NewTask, Status, TaskState
+
+__all__ = [
+    "AsyncCreatedTask",
+    "AsyncTask",
+    "AsyncTaskBroker",
+    "AsyncWork",
+    "BrokerError",
+    "CancelRequested",
+    "CreatedTask",
+    "Event",
+    "Fault",
+    "Json",
+    "NewTask",
+    "Problem",
+    "Status",
+    "Task",
+    "TaskBroker",
+    "TaskFailed",
+    "TaskState",
+    "Unreachable",
+    "Work",
+    "current_task",
+    "elicitation",
+    "owner_from",
+    "sign",
+    "text_result",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,314 @@
+"""The asynchronous side: asyncio and httpx.AsyncClient carry out what `_talks` says."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
+
+import httpx
+
+from taskbroker_sdk._account import Account
+from taskbroker_sdk._client import Client
+from taskbroker_sdk._errors import CancelRequested, Stopped
+from taskbroker_sdk._handle import Handle, running
+from taskbroker_sdk._retry import Talk
+from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log
+from taskbroker_sdk._wire import (
+    TERMINAL,
+    Answer,
+    Created,
+    Event,
+    Json,
+    Lost,
+    NewTask,
+    Request,
+    TaskState,
+)
+
+T = TypeVar("T")
+
+
+class Line:
+    """The way to the broker."""
+
+    def __init__(self, account: Account, http: httpx.AsyncClient) -> None:
+        self._account = account
+        self._http = http
+
+    async def carry_out(self, talk: Talk[T]) -> T:
+        try:
+            attempt = next(talk)
+            while True:
+                await asyncio.sleep(attempt.after)
+                attempt = talk.send(await self._send(attempt.request))
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    async def _send(self, request: Request) -> Answer | Lost:
+        try:
+            answer = await self._http.request(
+                request.method,
+                self._account.url + request.path,
+                content=request.body,
+                headers=self._account.headers(request, time.time()),
+            )
+        except httpx.RequestError as error:
+            return Lost(type(error).__name__)
+        return Answer(answer.status_code, answer.content, answer.headers.get("retry-after"))
+
+
+class AsyncTask(Handle):
+    """A task at the broker, for its tool server."""
+
+    def __init__(self, ref: str, talks: Talks, line: Line) -> None:
+        super().__init__(ref)
+        self._talks = talks
+        self._line = line
+
+    async def read(self) -> TaskState:
+        return self._learn(await self._line.carry_out(self._talks.read(self.ref)))
+
+    async def report(self, **said: Unpack[Event]) -> TaskState:
+        """Sends any event."""
+        return self._learn(await self._line.carry_out(self._talks.report(self.ref, said)))
+
+    async def progress(self, message: str) -> None:
+        """Tells the client how it goes. Raises CancelRequested if the work should stop.
+
+        A message that cannot be brought to the broker is dropped, and the work goes on.
+        """
+        self.check()
+        state = await self._line.carry_out(self._talks.progress(self.ref, message))
+        if state is not None:
+            self._learn(state)
+            self.check()
+
+    async def ask(
+        self, questions: Mapping[str, Json], message: str | None = None
+    ) -> dict[str, Any]:
+        """Asks the client, and waits until it has answered all of the questions.
+
+        `questions` maps keys, never used before on this task, to input requests. Raises
+        CancelRequested if the work should stop.
+        """
+        self.check()
+        return await self._line.carry_out(self._talks.ask(self.ref, questions, message))
+
+    async def complete(self, result: Json) -> TaskState:
+        return await self.report(**completed(result))
+
+    async def fail(self, code: int, message: str, data: Any = None) -> TaskState:
+        return await self.report(**failed(code, message, data))
+
+    async def cancelled(self, message: str | None = None) -> TaskState:
+        return await self.report(**cancelled(message))
+
+
+class AsyncCreatedTask(AsyncTask):
+    """A task, and what to return for it from `tools/call`."""
+
+    def __init__(self, created: Created, talks: Talks, line: Line) -> None:
+        super().__init__(created.ref, talks, line)
+        self.create_task_result = created.create_task_result
+        """For clients of MCP 2026-07-28."""
+        self.create_task_result_legacy = created.create_task_result_legacy
+        """For clients of MCP 2025-11-25."""
+
+
+AsyncWork: TypeAlias = Callable[[AsyncTask], Awaitable[Json]]
+"""What a tool does, from its task to its result."""
+
+
+class AsyncTaskBroker(Client):
+    """A tool server's line to its broker. Use it as a context manager, or `close` it.
+
+    `webhook_secret` signs events; without it they carry the API key. `attempts` is how often a
+    request is sent before Unreachable, `heartbeat` how often running work looks at its task, and
+    `grace` how long `close` lets work clean up, both in seconds. An `http` client that is given
+    is used with its own settings and left open.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        backend: str,
+        api_key: str,
+        webhook_secret: str | None = None,
+        *,
+        attempts: int = 8,
+        heartbeat: float = 2.0,
+        grace: float = 5.0,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        super().__init__(
+            url,
+            backend,
+            api_key,
+            webhook_secret,
+            attempts=attempts,
+            heartbeat=heartbeat,
+            grace=grace,
+        )
+        self._http = http or httpx.AsyncClient(timeout=10)
+        self._owns_http = http is None
+        self._line = Line(self._account, self._http)
+        self._running: dict[str, _Keeper] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def create(self, owner: Json, **task: Unpack[NewTask]) -> AsyncCreatedTask:
+        """Creates a task for an owner (see `owner_from`); it is kept when this returns."""
+        created = await self._line.carry_out(self._talks.create(owner, task))
+        return AsyncCreatedTask(created, self._talks, self._line)
+
+    def task(self, ref: str) -> AsyncTask:
+        """A task that exists."""
+        return AsyncTask(ref, self._talks, self._line)
+
+    async def list(self, status: str | None = None) -> AsyncIterator[TaskState]:
+        """The tasks of this backend, the newest first, without results, errors and questions."""
+        cursor = None
+        while True:
+            page = await self._line.carry_out(self._talks.page(status=status, cursor=cursor))
+            for state in page.tasks:
+                yield state
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def find(self, external_id: str) -> TaskState | None:
+        """The task with this name of yours, if there is one."""
+        return await self._line.carry_out(self._talks.find(external_id))
+
+    async def start(
+        self, owner: Json, work: AsyncWork, **task: Unpack[NewTask]
+    ) -> AsyncCreatedTask:
+        """Creates a task and lets `work` run for it in the background.
+
+        What the work returns completes the task, TaskFailed fails it with that error, any other
+        exception with an internal error. When the client asks for it, the work is cancelled.
+        """
+        self._refuse_if_closed()
+        handle = await self.create(owner, **task)
+        if handle.create_task_result["status"] not in TERMINAL:
+            self._run(handle, work, task.get("stall_after_ms"))
+        return handle
+
+    async def resume(self, ref: str, work: AsyncWork) -> AsyncTask:
+        """Lets `work` run for a task that exists, as after a restart of the tool server."""
+        self._refuse_if_closed()
+        handle = self.task(ref)
+        state = await handle.read()
+        if not state.over:
+            self._run(handle, work, state.stall_after_ms)
+        return handle
+
+    async def close(self) -> None:
+        """Cancels what runs and fails its tasks; returns when that is reported."""
+        self._closed = True
+        for keeper in self._running.values():
+            keeper.close()
+        if self._running:
+            await asyncio.wait([keeper.ended for keeper in self._running.values()])
+        if self._owns_http:
+            await self._http.aclose()
+
+    def _run(self, task: AsyncTask, work: AsyncWork, stall_after_ms: int | None) -> None:
+        """Starts work, unless it runs here already: a create was repeated."""
+        self._refuse_if_closed()
+        if task.ref in self._running:
+            return
+        keeper = _Keeper(self._talks, self._line, self._grace, task, work, stall_after_ms)
+        self._running[task.ref] = keeper
+        keeper.ended.add_done_callback(partial(self._forget, task.ref))
+
+    def _forget(self, ref: str, ended: asyncio.Future[None]) -> None:
+        del self._running[ref]
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.error("nobody watches over task %s any more", ref, exc_info=error)
+
+
+class _Keeper:
+    """Watches over work to its end, and sees to it that the end gets known."""
+
+    def __init__(
+        self,
+        talks: Talks,
+        line: Line,
+        grace: float,
+        task: AsyncTask,
+        work: AsyncWork,
+        stall_after_ms: int | None,
+    ) -> None:
+        self._talks = talks
+        self._line = line
+        self._grace = grace
+        self._task = task
+        self._stall_after_ms = stall_after_ms
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._doing = asyncio.create_task(_do(work, task))
+        self.ended = asyncio.create_task(self._keep())
+
+    def close(self) -> None:
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    async def _keep(self) -> None:
+        try:
+            await self._watch()
+        except asyncio.CancelledError:
+            self.close()  # the event loop ends: all the more must the end get known
+        if not self._doing.done():
+            self._cancel(Stopped())
+            await asyncio.wait({self._doing}, timeout=self._grace)
+        ending = self._talks.ending(self._task.ref, self._outcome())
+        try:
+            await self._deliver(ending)
+        except asyncio.CancelledError:
+            self.close()
+            await self._deliver(ending)
+
+    async def _watch(self) -> None:
+        """Until the work has ended, or its client is closed."""
+        pause: float | None = self._talks.seconds_between_beats(self._stall_after_ms)
+        while not await self._ends_within(pause):
+            reason = await self._line.carry_out(
+                self._talks.beat(self._task.ref, lively=self._stall_after_ms is not None)
+            )
+            if reason is not None:
+                self._cancel(reason)
+                pause = None  # work that does not stop shall not keep its task alive
+
+    async def _ends_within(self, seconds: float | None) -> bool:
+        ends: set[asyncio.Future[Any]] = {self._doing, self._closing}
+        done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+
+    def _cancel(self, reason: CancelRequested) -> None:
+        self._task.stop(reason)
+        self._doing.cancel()
+
+    def _outcome(self) -> Json | BaseException:
+        if not self._doing.done() or self._doing.cancelled():
+            return self._task.reason_to_stop or Stopped()
+        return self._doing.exception() or self._doing.result()
+
+    async def _deliver(self, ending: Request) -> None:
+        talk = self._talks.deliver(self._task.ref, ending, give_up=self._closing.done)
+        await self._line.carry_out(talk)
+
+
+async def _do(work: AsyncWork, task: AsyncTask) -> Json:
+    running.set(task)
+    return await work(task)

@@ -1,0 +1,45 @@
+"""What both clients are, apart from their I/O."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from taskbroker_sdk._account import Account
+from taskbroker_sdk._errors import BrokerError
+from taskbroker_sdk._talks import Talks
+
+
+class Client:
+    """A backend's account, and how it behaves. Times are in seconds."""
+
+    def __init__(
+        self,
+        url: str,
+        backend: str,
+        api_key: str,
+        webhook_secret: str | None = None,
+        *,
+        attempts: int = 8,
+        heartbeat: float = 2.0,
+        grace: float = 5.0,
+    ) -> None:
+        self._account = Account(url, backend, api_key, webhook_secret)
+        self._talks = Talks(backend, attempts, heartbeat)
+        self._grace = grace
+        self._closed = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> Self:
+        """Reads BROKER_URL, BROKER_BACKEND, BROKER_API_KEY, and BROKER_WEBHOOK_SECRET if set.
+
+        The options are those of the constructor. ValueError names what is missing.
+        """
+        account = Account.from_env(environ)
+        return cls(account.url, account.backend, account.api_key, account.webhook_secret, **options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._account.url!r}, {self._account.backend!r})"
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise BrokerError("This client is closed.")
