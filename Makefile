@@ -15,24 +15,23 @@ help: ## List the targets
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Task Broker needs Python 3.11 or newer")
 
-$(VENV)/.runtime: requirements/runtime.txt requirements/build.txt pyproject.toml
+$(VENV)/.runtime: requirements/demo.txt requirements/build.txt pyproject.toml sdk/python/pyproject.toml
 	@$(PYTHON) -c '$(OLD_ENOUGH)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes -r requirements/runtime.txt -r requirements/build.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --require-hashes -r requirements/demo.txt -r requirements/build.txt
+	$(PIP) --no-deps --no-build-isolation --editable . --editable sdk/python
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt sdk/python/pyproject.toml
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	$(PIP) --require-hashes -r requirements/dev.txt
-	$(PIP) --no-deps --no-build-isolation --editable sdk/python
 	@touch $@
 
 setup: $(VENV)/.dev ## Install everything for working on the project
 
 # --- using it -------------------------------------------------------------------------------
 
-run: $(VENV)/.runtime ## Run a broker with a Postgres of its own on http://127.0.0.1:8080
-	@TASKBROKER_LOG_FORMAT=$${TASKBROKER_LOG_FORMAT:-console} exec $(BIN)/taskbroker serve
+run: $(VENV)/.runtime ## Run a broker, with a Postgres and demo tools, on http://127.0.0.1:8080
+	@TASKBROKER_LOG_FORMAT=$${TASKBROKER_LOG_FORMAT:-console} exec $(BIN)/taskbroker serve --demo
 
 demo: $(VENV)/.dev ## Watch a real MCP client follow, cancel and answer tasks
 	@exec $(BIN)/python demo/run.py

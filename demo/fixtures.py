@@ -15,9 +15,9 @@ from mcp_types import (
     InputRequiredResult,
     TextContent,
 )
-from taskbroker_sdk import current_task, elicitation
 
 from demo.tool_server import app, durable, server
+from taskbroker_sdk import current_task, elicitation
 
 __all__ = ["app"]
 

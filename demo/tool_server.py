@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
-from taskbroker_sdk import AsyncTask, AsyncTaskBroker, current_task, elicitation
 
-from demo.durable import DurableTools
+from taskbroker_sdk import AsyncTask, AsyncTaskBroker, current_task, elicitation
+from taskbroker_sdk.mcp import DurableTools
 
 broker = AsyncTaskBroker.from_env(heartbeat=0.5)
 durable = DurableTools(broker, stall_after_ms=30_000)

@@ -1,4 +1,4 @@
-"""Durable tools for servers made with the official Python SDK (`mcp`).
+"""Durable tools for servers made with the official Python SDK, `mcp` (install `[mcp]`).
 
 durable = DurableTools(broker)
 server = MCPServer("tools", extensions=[durable])
@@ -17,6 +17,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
 from pydantic import BaseModel
+
 from taskbroker_sdk import AsyncTask, AsyncTaskBroker, TaskFailed, owner_from
 
 Tool = TypeVar("Tool", bound=Callable[..., Any])
