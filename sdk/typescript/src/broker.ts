@@ -1,0 +1,159 @@
+import { randomUUID } from "node:crypto";
+
+import { Connection, type ConnectionOptions } from "./connection.js";
+import { BrokerError } from "./errors.js";
+import { Run, type OnError, type Work } from "./run.js";
+import { CreatedTask, Task } from "./task.js";
+import { isTerminal, type NewTask, type Owner, type TaskState, type TaskStatus } from "./wire.js";
+
+const CLOSE_WITHIN_MS = 5_000;
+
+export interface TaskBrokerOptions extends ConnectionOptions {
+  /** How often work in the background looks whether it is still wanted; 2 000 unless set. */
+  heartbeatMs?: number;
+  /** Told of errors in background work; they go to `console.error` unless set. */
+  onError?: OnError;
+}
+
+/** What the environment does not say. */
+export type FromEnvOptions = Omit<
+  TaskBrokerOptions,
+  "url" | "backend" | "apiKey" | "webhookSecret"
+>;
+
+/** What `start` may say about the task that it creates: everything but how it ends. */
+export type StartOptions = Omit<NewTask, "status" | "result" | "error" | "inputRequests">;
+
+/** The broker that keeps the tasks of this tool server. */
+export class TaskBroker {
+  readonly #connection: Connection;
+  readonly #heartbeatMs: number;
+  readonly #onError: OnError;
+  readonly #running = new Map<string, { task: CreatedTask; run: Run }>();
+  #closing = false;
+
+  constructor(options: TaskBrokerOptions) {
+    this.#connection = new Connection(options);
+    this.#heartbeatMs = options.heartbeatMs ?? 2_000;
+    this.#onError = options.onError ?? logError;
+  }
+
+  /**
+   * Takes BROKER_URL, BROKER_BACKEND, BROKER_API_KEY and, if it is there, BROKER_WEBHOOK_SECRET
+   * from the environment.
+   */
+  static fromEnv(
+    options: FromEnvOptions = {},
+    environment: Readonly<Record<string, string | undefined>> = process.env,
+  ): TaskBroker {
+    const { BROKER_URL = "", BROKER_BACKEND = "", BROKER_API_KEY = "" } = environment;
+    const required = { BROKER_URL, BROKER_BACKEND, BROKER_API_KEY };
+    const missing = Object.entries(required).filter(([, value]) => value === "");
+    if (missing.length > 0) {
+      const names = missing.map(([name]) => name).join(", ");
+      throw new BrokerError(`Not set in the environment: ${names}`);
+    }
+    return new TaskBroker({
+      ...options,
+      url: BROKER_URL,
+      backend: BROKER_BACKEND,
+      apiKey: BROKER_API_KEY,
+      webhookSecret: environment.BROKER_WEBHOOK_SECRET || undefined,
+    });
+  }
+
+  get url(): string {
+    return this.#connection.url;
+  }
+
+  get backend(): string {
+    return this.#connection.backend;
+  }
+
+  /** Creates a task. With the `externalId` and owner of an earlier one you get that one again. */
+  async create(owner: Owner, task: NewTask = {}): Promise<CreatedTask> {
+    return this.#create(owner, task, new AbortController());
+  }
+
+  /**
+   * Creates a task and does its work in the background.
+   *
+   * What `work` returns completes the task. A `TaskFailed` fails it with that error, any other
+   * exception with one that tells the client nothing; `onError` is told. When the client cancels,
+   * `task.signal` aborts, and the task is cancelled as soon as the work has stopped. With
+   * `stallAfterMs` the broker fails the task by itself if this process dies.
+   *
+   * The work of a task that already runs here, or has ended, is not started again.
+   */
+  async start(owner: Owner, work: Work, options: StartOptions = {}): Promise<CreatedTask> {
+    const stop = new AbortController();
+    const task = await this.#create(owner, options, stop);
+    const earlier = this.#running.get(task.ref);
+    if (earlier) return earlier.task;
+    if (this.#closing) throw new BrokerError("The tool server is being stopped.");
+    if (!isTerminal(task.createTaskResult.status)) this.#run(task, stop, work, options);
+    return task;
+  }
+
+  /** A handle on a task that was created earlier, or elsewhere. */
+  task(ref: string): Task {
+    return new Task(this.#connection, ref, new AbortController());
+  }
+
+  /** This tool server's tasks, newest first, without their payloads. */
+  async *list(
+    filter: { status?: TaskStatus; externalId?: string } = {},
+  ): AsyncGenerator<TaskState, void, undefined> {
+    const given = Object.entries(filter).filter(([, value]) => value !== undefined);
+    const query: Record<string, string> = Object.fromEntries(given);
+    for (;;) {
+      const { tasks, nextCursor } = await this.#connection.list({ limit: "200", ...query });
+      yield* tasks;
+      if (nextCursor === undefined) return;
+      query.cursor = nextCursor;
+    }
+  }
+
+  /** The task with this id of your own, if there is one. */
+  async find(externalId: string): Promise<TaskState | undefined> {
+    for await (const state of this.list({ externalId })) return state;
+    return undefined;
+  }
+
+  /**
+   * Stops the work in the background and reports its tasks failed ("the tool server was
+   * stopped"); takes no more than five seconds for it. What cannot be reported goes to `onError`.
+   */
+  async close(): Promise<void> {
+    this.#closing = true;
+    const giveUp = setTimeout(() => this.#connection.close(), CLOSE_WITHIN_MS);
+    await Promise.all([...this.#running.values()].map(({ run }) => run.stop()));
+    clearTimeout(giveUp);
+    this.#connection.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #create(owner: Owner, task: NewTask, stop: AbortController): Promise<CreatedTask> {
+    // An id of its own makes the request repeatable: trying again leaves no second task.
+    const repeatable = { ...task, externalId: task.externalId ?? randomUUID() };
+    return new CreatedTask(
+      this.#connection,
+      await this.#connection.create(owner, repeatable),
+      stop,
+    );
+  }
+
+  #run(task: CreatedTask, stop: AbortController, work: Work, { stallAfterMs }: StartOptions): void {
+    const options = { heartbeatMs: this.#heartbeatMs, stallAfterMs, onError: this.#onError };
+    const run = new Run(task, stop, work, options);
+    this.#running.set(task.ref, { task, run });
+    void run.done.then(() => this.#running.delete(task.ref));
+  }
+}
+
+function logError(error: unknown, task: Task): void {
+  console.error(`taskbroker: task ${task.ref}:`, error);
+}

@@ -1,0 +1,187 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { inspect } from "node:util";
+
+import { BrokerError, Problem, sign, TaskBroker, Unreachable } from "taskbroker-sdk";
+
+import { pauseMs } from "../dist/retries.js";
+import { brokerAt, drop, KEY, loopback, refuse, SECRET, state } from "./loopback.js";
+
+test("signs as Standard Webhooks has it", () => {
+  const body = '{"test": 2432232314}';
+  const signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+  assert.equal(sign(SECRET, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body), signature);
+  const bytes = new TextEncoder().encode(body);
+  assert.equal(sign(SECRET, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, bytes), signature);
+});
+
+test("waits twice as long after each attempt, with jitter, and as long as it is asked to", () => {
+  const pauses = [1, 2, 3, 4, 5, 6, 7, 8].map((attempt) => pauseMs(attempt, null, 0));
+  assert.deepEqual(pauses, [200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]);
+  assert.equal(pauseMs(1, null, 1), 100);
+  assert.equal(pauseMs(1, "3", 0), 3_000);
+  assert.equal(pauseMs(7, "3", 0), 10_000);
+  assert.equal(pauseMs(1, "86400", 0), 30_000);
+  assert.equal(pauseMs(1, "Wed, 21 Oct 2026 07:28:00 GMT", 0), 200);
+});
+
+test("sends an event again under its webhook-id, signed afresh", async (t) => {
+  const unavailable = refuse(503, { title: "Unavailable" }, { "retry-after": "1" });
+  const broker = await loopback(t, drop, unavailable, () => state());
+
+  const reply = await brokerAt(broker.url).task("a-ref").report({ statusMessage: "half way – ½" });
+
+  assert.equal(reply.applied, true);
+  assert.equal(reply.status, "working");
+  const [first, second, third] = broker.received;
+  assert(first && second && third && broker.received.length === 3);
+  assert.equal(first.url, "/v1/webhooks/tools");
+  const { type, data } = JSON.parse(first.body);
+  assert.deepEqual(
+    { type, data },
+    {
+      type: "task.updated",
+      data: { taskRef: "a-ref", statusMessage: "half way – ½" },
+    },
+  );
+  for (const { headers, body } of broker.received) {
+    const { "webhook-id": id, "webhook-timestamp": timestamp } = headers;
+    assert.equal(body, first.body);
+    assert.equal(id, first.headers["webhook-id"]);
+    assert.equal(headers["webhook-signature"], sign(SECRET, `${id}`, Number(timestamp), body));
+    assert.equal(headers.authorization, undefined);
+  }
+  const [early, late] = [second, third].map(({ headers }) => Number(headers["webhook-timestamp"]));
+  assert(late! > early!);
+});
+
+test("without a webhook secret, events carry the API key", async (t) => {
+  const broker = await loopback(t, () => state());
+  await brokerAt(broker.url, { webhookSecret: undefined }).task("a-ref").progress("half way");
+  const { headers } = broker.received[0]!;
+  assert.equal(headers.authorization, `Bearer ${KEY}`);
+  assert.match(headers["webhook-id"] as string, /^msg_/);
+  assert.equal(headers["webhook-signature"], undefined);
+});
+
+test("a create that is tried again has the same external id", async (t) => {
+  const created = { taskRef: "a-ref", createTaskResult: { taskId: "an-id", status: "working" } };
+  const broker = await loopback(t, drop, () => created);
+  const task = await brokerAt(broker.url).create({ anonymous: true }, { tool: "greet" });
+  assert.equal(task.createTaskResult.taskId, "an-id");
+  const [first, second] = broker.received.map(({ body }) => JSON.parse(body));
+  assert.deepEqual(first, second);
+  assert.equal(typeof first.externalId, "string");
+});
+
+test("a refusal is not tried again, and says what is wrong where", async (t) => {
+  const document = {
+    title: "The input does not fit",
+    detail: "Unknown status.",
+    errors: [{ pointer: "/data/status", detail: "must be one of working, completed" }],
+  };
+  const broker = await loopback(t, refuse(422, document));
+  const refused = brokerAt(broker.url).task("a-ref").report({ status: "completed" });
+  await assert.rejects(refused, (problem) => {
+    assert(problem instanceof Problem);
+    assert.equal(problem.status, 422);
+    assert.deepEqual(problem.errors, document.errors);
+    assert.deepEqual(problem.document, { status: 422, ...document });
+    const said = "Unknown status. (/data/status: must be one of working, completed)";
+    return problem.message === `The input does not fit: ${said}`;
+  });
+  assert.equal(broker.received.length, 1);
+});
+
+test("a refusal by something that is no broker is a problem as well", async (t) => {
+  const broker = await loopback(t, (_request, response) => void response.writeHead(404).end("<p>"));
+  const refused = brokerAt(broker.url).task("a-ref").read();
+  await assert.rejects(refused, { name: "Problem", status: 404, message: "HTTP status 404" });
+});
+
+test("a redirect is not followed: the key would go with it", async (t) => {
+  const elsewhere = await loopback(t, () => state());
+  const broker = await loopback(t, refuse(307, {}, { location: elsewhere.url }));
+  const refused = brokerAt(broker.url).task("a-ref").read();
+  await assert.rejects(refused, { name: "Problem", status: 307 });
+  assert.equal(elsewhere.received.length, 0);
+});
+
+test("gives up after the last attempt, and names neither key nor secret", async (t) => {
+  const broker = await loopback(t, drop, refuse(500, { title: "Internal error" }));
+  const broken = brokerAt(broker.url, { attempts: 2 }).task("a-ref").progress("half way");
+  await assert.rejects(broken, (error) => {
+    assert(error instanceof Unreachable && error instanceof BrokerError);
+    assert.match(error.message, /in 2 attempts; the last one: 500 Internal error$/);
+    return noSecretIn(inspect(error, { depth: 9 }));
+  });
+});
+
+test("an attempt that takes too long is one that failed", async (t) => {
+  const silent = () => undefined;
+  const broker = await loopback(t, silent, () => state());
+  const reply = await brokerAt(broker.url, { timeoutMs: 50 }).task("a-ref").progress("half way");
+  assert.equal(reply.status, "working");
+  assert.equal(broker.received.length, 2);
+});
+
+test("a closed broker gives up what is under way", async (t) => {
+  const broker = await loopback(t, refuse(503, {}, { "retry-after": "30" }));
+  const tools = brokerAt(broker.url);
+  const waiting = assert.rejects(tools.task("a-ref").read(), /was closed/);
+  await tools.close();
+  await waiting;
+  await assert.rejects(tools.create({ anonymous: true }), /was closed/);
+});
+
+test("what JSON cannot say is refused before it is sent", async () => {
+  const result = { content: [], structuredContent: { mean: NaN } };
+  const refused = brokerAt("http://127.0.0.1:9").task("a-ref").complete(result);
+  await assert.rejects(refused, { name: "BrokerError", message: /NaN.*"mean"/ });
+});
+
+test("shows no secret, however it is looked at", async (t) => {
+  const created = { taskRef: "a-ref", createTaskResult: { taskId: "secret-id" } };
+  const broker = await loopback(t, () => created);
+  const tools = brokerAt(broker.url);
+  const task = await tools.create({ authorization: "Bearer secret-token" });
+  for (const value of [tools, task]) {
+    const seen = inspect(value, { depth: 9, showHidden: true }) + JSON.stringify(value);
+    assert(noSecretIn(seen), seen);
+  }
+});
+
+function noSecretIn(text: string): boolean {
+  return ![KEY, SECRET, SECRET.slice(6), "secret-id", "secret-token"].some((s) => text.includes(s));
+}
+
+test("the environment configures it; what is missing is named", () => {
+  const environment = {
+    BROKER_URL: "http://broker.example/base/",
+    BROKER_BACKEND: "tools",
+    BROKER_API_KEY: KEY,
+    BROKER_WEBHOOK_SECRET: "",
+  };
+  const broker = TaskBroker.fromEnv({}, environment);
+  assert.deepEqual([broker.url, broker.backend], ["http://broker.example/base", "tools"]);
+  assert.throws(() => TaskBroker.fromEnv({}, { BROKER_BACKEND: "tools" }), {
+    name: "BrokerError",
+    message: "Not set in the environment: BROKER_URL, BROKER_API_KEY",
+  });
+});
+
+test("bad settings are refused at once, without quoting them", () => {
+  const refused: [Parameters<typeof brokerAt>[1], RegExp][] = [
+    [{ url: "broker.example" }, /URL must be/],
+    [{ url: "https://user:hunter2@broker.example" }, /URL must be/],
+    [{ backend: "" }, /backend is empty/],
+    [{ apiKey: "tbk_\nhunter2" }, /API key is malformed/],
+    [{ webhookSecret: "hunter2" }, /whsec_ and base64/],
+  ];
+  for (const [options, message] of refused) {
+    assert.throws(
+      () => brokerAt("http://127.0.0.1:9", options),
+      (error: Error) => message.test(error.message) && !error.message.includes("hunter2"),
+    );
+  }
+});
