@@ -66,7 +66,19 @@ tests/clients/ext_tasks/node_modules: tests/clients/ext_tasks/package-lock.json
 	cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules ## Drive the broker with third-party MCP clients
+sdk/typescript/node_modules examples/typescript/node_modules: %/node_modules: %/package-lock.json
+	cd $(@D) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+sdk/typescript/dist: sdk/typescript/node_modules sdk/typescript/tsconfig.json $(wildcard sdk/typescript/src/*.ts)
+	cd $(@D) && npm run --silent build
+	@touch $@
+
+examples/typescript/dist: examples/typescript/node_modules sdk/typescript/dist examples/typescript/tsconfig.json $(wildcard examples/typescript/*.ts)
+	cd $(@D) && npm run --silent build
+	@touch $@
+
+clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
 	$(BIN)/python -m pytest -m clients
 
 bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application
