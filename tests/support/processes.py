@@ -85,12 +85,13 @@ def listens(port: int) -> bool:
 class BrokerProcess:
     """`taskbroker serve` on an embedded Postgres; it may be started again after its end."""
 
-    def __init__(self, data_dir: Path, name: str, *, workers: int = 1) -> None:
+    def __init__(self, data_dir: Path, name: str, *, workers: int = 1, demo: bool = False) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = name
         self._workers = workers
+        self._demo = ("--demo",) if demo else ()
         self._process: subprocess.Popen[bytes] | None = None
         self._orphans: list[int] = []
 
@@ -131,7 +132,7 @@ class BrokerProcess:
 
     def spawn(self) -> None:
         """Starts the process, and does not wait for anything."""
-        serve = ("serve", "--port", str(self.port), "--workers", str(self._workers))
+        serve = ("serve", "--port", str(self.port), "--workers", str(self._workers), *self._demo)
         settings = environment(data_dir=str(self.data_dir))
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
@@ -181,10 +182,10 @@ class BrokerProcess:
 
 
 @contextmanager
-def running_broker(name: str, *, workers: int = 1) -> Iterator[BrokerProcess]:
+def running_broker(name: str, *, workers: int = 1, demo: bool = False) -> Iterator[BrokerProcess]:
     """A broker in a fresh data folder. Nothing of it is left when the block ends."""
     with folder_for_all() as folder:
-        broker = BrokerProcess(folder / "data", name, workers=workers)
+        broker = BrokerProcess(folder / "data", name, workers=workers, demo=demo)
         try:
             broker.start()
             yield broker

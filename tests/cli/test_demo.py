@@ -1,0 +1,72 @@
+"""`taskbroker serve --demo`: what a newcomer sees first."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.processes import BrokerProcess, gone, running_broker
+from tests.support.service import META, VERSION
+from tests.support.waiting import until
+
+
+def ask(broker: BrokerProcess, method: str, **params: object) -> httpx.Response:
+    """A modern request of an anonymous client to the demo's tools."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": method,
+    }
+    if name := params.get("taskId") or params.get("name"):
+        headers["mcp-name"] = str(name)
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": META}}
+    return httpx.post(f"{broker.url}/mcp/demo", json=message, headers=headers, timeout=30)
+
+
+def tool_server_of(broker: BrokerProcess) -> int:
+    """The process of the demo tool server."""
+    me = broker.process.pid
+    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    [found] = [pid for pid in children if b"demo" in Path("/proc", pid, "cmdline").read_bytes()]
+    return int(found)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_demo_tools_are_behind_the_gateway_from_the_first_request(workers: int) -> None:
+    with running_broker("demo", workers=workers, demo=True) as broker:
+        answer = ask(broker, "tools/call", name="greet", arguments={"name": "newcomer"})
+        assert answer.json()["result"]["content"][0]["text"] == "Hello, newcomer!"
+
+        called = ask(broker, "tools/call", name="slow_compute", arguments={"seconds": 0.2})
+        task = called.json()["result"]
+        assert task["resultType"] == "task"
+        until(lambda: _status(broker, task["taskId"]) == "completed")
+
+
+def _status(broker: BrokerProcess, task_id: str) -> str:
+    status: str = ask(broker, "tasks/get", taskId=task_id).json()["result"]["status"]
+    return status
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
+    with running_broker("demo-end", demo=True) as broker:
+        tools = tool_server_of(broker)
+        os.kill(broker.process.pid, how)
+        broker.process.wait(60)
+        until(lambda: gone(tools))
+
+
+def test_a_task_of_the_demo_outlives_a_restart() -> None:
+    """The broker keeps it; the tool server is a new one, so what ran there has failed."""
+    with running_broker("demo-restart", demo=True) as broker:
+        called = ask(broker, "tools/call", name="slow_compute", arguments={"seconds": 60})
+        task_id = called.json()["result"]["taskId"]
+        assert broker.terminate() == 0
+        broker.start()
+        seen = ask(broker, "tasks/get", taskId=task_id).json()["result"]
+        assert seen["status"] in ("working", "failed")
+        answer = ask(broker, "tools/call", name="greet", arguments={"name": "again"})
+        assert answer.json()["result"]["content"][0]["text"] == "Hello, again!"
