@@ -72,6 +72,13 @@ async def store(broker: Broker, settings: Settings, live: int, completed: int) -
         await broker.db.close()
 
 
+async def register(broker: Broker, name: str, mcp_url: str) -> None:
+    """A tool server for the gateway."""
+    async with broker.db.transaction() as connection:
+        await backends.add(connection, name, BackendTerms(mcp_url=mcp_url))
+    await broker.db.close()
+
+
 async def _tasks(broker: Broker, backend: Backend, state: Report, count: int) -> list[StoredTask]:
     tokens = [secrets.token_urlsafe(32) for _ in range(CLIENTS)]
     owners = [broker.keyring.fingerprints(opaque_token_owner(token)) for token in tokens]
@@ -111,6 +118,28 @@ def gets(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
         )
 
 
+def calls(path: str) -> Iterator[bytes]:
+    """`tools/call` of `greet`, of many clients."""
+    for number in range(CLIENTS):
+        message = {
+            "jsonrpc": "2.0",
+            "id": number,
+            "method": "tools/call",
+            "params": {"name": "greet", "arguments": {"name": "bench"}, "_meta": _META},
+        }
+        yield _post(
+            path,
+            json.dumps(message, separators=(",", ":")).encode(),
+            {
+                "accept": "application/json, text/event-stream",
+                "authorization": f"Bearer {secrets.token_urlsafe(32)}",
+                "mcp-protocol-version": VERSION,
+                "mcp-method": "tools/call",
+                "mcp-name": "greet",
+            },
+        )
+
+
 def events(tasks: list[StoredTask], key: bytes, count: int) -> Iterator[bytes]:
     """Progress webhooks signed now, each with an id of its own, in the order of their time."""
     now = datetime.now(UTC)
@@ -136,7 +165,7 @@ def events(tasks: list[StoredTask], key: bytes, count: int) -> Iterator[bytes]:
 
 def _post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     headers = {
-        "host": "127.0.0.1",
+        "host": "127.0.0.1:8080",
         "content-type": "application/json",
         "content-length": str(len(body)),
         **headers,

@@ -1,9 +1,10 @@
-"""Reads and events of the real broker, as ratios to a bare ASGI application on the same server.
+"""The real broker beside a reference, as ratios from runs that took turns.
 
-How to read it: 0.50 means that the broker answers half as many requests a second as an
-application that only reads the body and sends a fixed answer of the same size. Ratios compare
-runs that took turns; requests a second are a side note, they belong to the machine and the moment.
-With `--against` another checkout of the project takes its turns too.
+Reads and events are held to a bare ASGI application on the same server, which only reads the body
+and sends a fixed answer of the same size; calls through the gateway to the same calls made
+directly. 0.50 means half as many requests a second as the reference. Requests a second are a side
+note, they belong to the machine and the moment. With `--against` another checkout of the project
+takes its turns too.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,7 @@ from benchmarks import corpus, load, servers
 LIVE_TASKS = 5_000
 COMPLETED_TASKS = 5_000
 EVENTS_A_SECOND = 20_000
+REFERENCE = "reference"
 
 
 class Options(argparse.Namespace):
@@ -45,12 +47,23 @@ class Options(argparse.Namespace):
 @dataclass(frozen=True)
 class Scenario:
     name: str
+    reference: Callable[[], AbstractContextManager[int]]
+    """Starts what the broker is held to; its port."""
     requests: Callable[[], Iterator[bytes]]
     answered: str
     """What an answer holds only if the request succeeded."""
-    answer_bytes: int
+    direct: Callable[[], Iterator[bytes]] | None = None
+    """What the reference is asked where that differs; it is then answered in earnest."""
     fresh: bool = False
     """Whether a request is good for one use only."""
+
+    def asked_of(self, server: str) -> Iterator[bytes]:
+        if server == REFERENCE and self.direct is not None:
+            return self.direct()
+        return self.requests()
+
+    def expected_of(self, server: str) -> str:
+        return "x" if server == REFERENCE and self.direct is None else self.answered
 
 
 @dataclass(frozen=True)
@@ -65,34 +78,66 @@ class Measured:
     errors: int
 
 
-def scenarios(stored: corpus.Corpus, seconds: int) -> list[Scenario]:
+def scenarios(stored: corpus.Corpus, settings: Settings, seconds: int) -> list[Scenario]:
     return [
-        Scenario("tasks/get, live", lambda: corpus.gets(stored.live), '"working"', 520),
         Scenario(
-            "tasks/get, completed", lambda: corpus.gets(stored.completed), '"completed"', 1_520
+            "tasks/get, live",
+            lambda: servers.bare(520),
+            lambda: corpus.gets(stored.live),
+            '"working"',
+        ),
+        Scenario(
+            "tasks/get, completed",
+            lambda: servers.bare(1_520),
+            lambda: corpus.gets(stored.completed),
+            '"completed"',
         ),
         Scenario(
             "event (progress)",
+            lambda: servers.bare(360),
             lambda: corpus.events(stored.reported, stored.webhook_key, EVENTS_A_SECOND * seconds),
             '"applied":true',
-            360,
             fresh=True,
         ),
+        Scenario(
+            "gateway to a bare tool server",
+            lambda: _behind_the_gateway(settings, "bare", servers.bare(520)),
+            lambda: corpus.calls("/mcp/bare"),
+            "x",
+            direct=lambda: corpus.calls("/mcp"),
+        ),
+        Scenario(
+            "gateway to the demo tools (greet)",
+            lambda: _behind_the_gateway(settings, "demo", servers.demo_tools()),
+            lambda: corpus.calls("/mcp/demo"),
+            "Hello, bench!",
+            direct=lambda: corpus.calls("/mcp"),
+        ),
     ]
+
+
+@contextmanager
+def _behind_the_gateway(
+    settings: Settings, name: str, tool_server: AbstractContextManager[int]
+) -> Iterator[int]:
+    """A tool server that is registered with the broker."""
+    with tool_server as port:
+        asyncio.run(corpus.register(create_broker(settings), name, f"http://127.0.0.1:{port}/mcp"))
+        yield port
 
 
 def measure(
     scenario: Scenario, ports: dict[str, int], folder: Path, options: Options
 ) -> Iterator[Measured]:
-    """Every server in turn, round after round; "bare" is the one that the others are held to."""
+    """Every server in turn, round after round; the reference is what the others are held to."""
+    files = {name: folder / f"requests-{name}" for name in ports}
     for connections in options.connections:
         runs: dict[str, list[load.Load]] = {name: [] for name in ports}
         for _ in range(options.rounds):
             for name, port in ports.items():
-                file = folder / "requests"
-                if not file.exists() or (scenario.fresh and name != "bare"):
-                    corpus.write(file, scenario.requests())
-                wanted = "x" if name == "bare" else scenario.answered
+                file, wanted = files[name], scenario.expected_of(name)
+                if not file.exists() or (scenario.fresh and name != REFERENCE):
+                    corpus.write(file, scenario.asked_of(name))
                 with servers.on_cores(generator=True):
                     runs[name].append(load.drive(port, file, wanted, connections, options.seconds))
         for name, done in runs.items():
@@ -100,11 +145,14 @@ def measure(
                 scenario.name,
                 connections,
                 name,
-                median(one.rate / base.rate for one, base in zip(done, runs["bare"], strict=True)),
+                median(
+                    one.rate / base.rate for one, base in zip(done, runs[REFERENCE], strict=True)
+                ),
                 median(one.rate for one in done),
                 sum(one.errors for one in done),
             )
-    (folder / "requests").unlink()
+    for file in files.values():
+        file.unlink()
 
 
 def run(options: Options) -> Iterator[Measured]:
@@ -119,10 +167,10 @@ def run(options: Options) -> Iterator[Measured]:
         ports = {"broker": stack.enter_context(servers.broker(settings))}
         for other in options.against:
             ports[other.name] = stack.enter_context(servers.broker(settings, other))
-        for scenario in scenarios(stored, options.seconds):
+        for scenario in scenarios(stored, settings, options.seconds):
             if options.only in scenario.name:
-                with servers.bare(scenario.answer_bytes) as bare:
-                    yield from measure(scenario, {"bare": bare, **ports}, folder, options)
+                with scenario.reference() as port:
+                    yield from measure(scenario, {REFERENCE: port, **ports}, folder, options)
 
 
 def show(measured: list[Measured]) -> None:

@@ -54,6 +54,19 @@ def bare(answer_bytes: int) -> Iterator[int]:
 
 
 @contextmanager
+def demo_tools() -> Iterator[int]:
+    """The demo tool server by itself; none of its tools that need a broker is called."""
+    options = "--loop uvloop --http httptools --ws none --no-access-log --log-level warning"
+    environment = {"BROKER_URL": "http://127.0.0.1:9", "BROKER_BACKEND": "demo"}
+    with _server(
+        ["uvicorn", "demo.tool_server:app", *options.split(), "--port", "{port}"],
+        environment | {"BROKER_API_KEY": "unused"},
+        ROOT,
+    ) as port:
+        yield port
+
+
+@contextmanager
 def _server(module: list[str], environment: dict[str, str], folder: Path) -> Iterator[int]:
     port = _free_port()
     command = [sys.executable, "-m", *(part.format(port=port) for part in module)]
