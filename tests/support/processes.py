@@ -85,13 +85,16 @@ def listens(port: int) -> bool:
 class BrokerProcess:
     """`taskbroker serve` on an embedded Postgres; it may be started again after its end."""
 
-    def __init__(self, data_dir: Path, name: str, *, workers: int = 1, demo: bool = False) -> None:
+    def __init__(
+        self, data_dir: Path, name: str, *, workers: int = 1, demo: bool = False, **settings: str
+    ) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = name
         self._workers = workers
         self._demo = ("--demo",) if demo else ()
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._orphans: list[int] = []
 
@@ -133,7 +136,7 @@ class BrokerProcess:
     def spawn(self) -> None:
         """Starts the process, and does not wait for anything."""
         serve = ("serve", "--port", str(self.port), "--workers", str(self._workers), *self._demo)
-        settings = environment(data_dir=str(self.data_dir))
+        settings = environment(data_dir=str(self.data_dir), **self._settings)
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [*COMMAND, *serve], cwd=ROOT, env=settings, stdout=log, stderr=log
@@ -182,10 +185,12 @@ class BrokerProcess:
 
 
 @contextmanager
-def running_broker(name: str, *, workers: int = 1, demo: bool = False) -> Iterator[BrokerProcess]:
+def running_broker(
+    name: str, *, workers: int = 1, demo: bool = False, **settings: str
+) -> Iterator[BrokerProcess]:
     """A broker in a fresh data folder. Nothing of it is left when the block ends."""
     with folder_for_all() as folder:
-        broker = BrokerProcess(folder / "data", name, workers=workers, demo=demo)
+        broker = BrokerProcess(folder / "data", name, workers=workers, demo=demo, **settings)
         try:
             broker.start()
             yield broker
