@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup run test test-slow check format demo clients conformance bench lock clean
+.PHONY: help setup run test test-slow check format demo clients ingress conformance bench lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -80,6 +80,15 @@ examples/typescript/dist: examples/typescript/node_modules sdk/typescript/dist e
 
 clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
 	$(BIN)/python -m pytest -m clients
+
+.venv-ingress/installed.txt: requirements/ingress.txt
+	$(PYTHON) -m venv --clear .venv-ingress
+	.venv-ingress/$(CLIENT_PIP) -r $<
+	@cp $< $@
+
+clients: .venv-ingress/installed.txt
+ingress: $(VENV)/.dev .venv-ingress/installed.txt ## Run the recipes of deploy/ in real proxies (part of `clients`; needs nginx)
+	$(BIN)/python -m pytest -m clients tests/deploy
 
 .venv-conformance/installed.txt: requirements/conformance.txt
 	$(PYTHON) -m venv --clear .venv-conformance
