@@ -36,7 +36,11 @@ def request_headers(scope: Scope, handle: str, *, plain: bool) -> RawHeaders:
     """
     given: RawHeaders = scope["headers"]
     dropped = _OURS | {b"accept-encoding"} if plain else _OURS
-    kept = [(name, value) for name, value in _end_to_end(given) if name not in dropped]
+    kept = [
+        (name, value)
+        for name, value in _end_to_end(given)
+        if name.replace(b"_", b"-") not in dropped  # to a CGI or WSGI server they are the same
+    ]
     for name, value in kept:
         _check_text(name, value)
     if plain:

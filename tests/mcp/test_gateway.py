@@ -351,9 +351,10 @@ async def test_a_handle_from_outside_never_reaches_the_tool_server(
     alice, mallory = service.client().through("tools"), service.client().through("tools")
     stolen = await handle_of(alice, upstream)
 
-    await mallory.request("tools/call", headers={"task-owner": stolen})
+    await mallory.request("tools/call", headers={"task-owner": stolen, "Task_Owner": stolen})
 
     assert upstream.last.header("task-owner") not in (None, stolen)
+    assert upstream.last.header("task_owner") is None
 
 
 async def test_a_handle_is_good_for_one_backend_and_a_quarter_of_an_hour(
