@@ -61,6 +61,11 @@ _OWNER: Schema = {
     "oneOf": [
         {
             "type": "object",
+            "required": ["handle"],
+            "properties": {"handle": {"type": "string", "description": "The Task-Owner header"}},
+        },
+        {
+            "type": "object",
             "required": ["authorization"],
             "properties": {"authorization": {"type": "string", "examples": ["Bearer …"]}},
         },
