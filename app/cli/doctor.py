@@ -1,7 +1,9 @@
 """`taskbroker doctor`: looks for what is wrong, and says what to do about it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
 
 import typer
 
@@ -15,6 +17,7 @@ from app.settings import Settings
 OLDEST_POSTGRES = 14
 SKEW_SECONDS = 2.0
 LISTEN_SECONDS = 5.0
+CONNECT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ Check = Callable[[Broker, Settings], Awaitable[Finding]]
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the database, the schema, the clock, the keys and the LISTEN path.
+    """Check the database, the schema, the clock, the keys, the LISTEN path and the tool servers.
 
     Ends with 1 if anything needs mending. Example: `taskbroker doctor`
     """
@@ -110,10 +113,42 @@ async def _listen(broker: Broker, _: Settings) -> Finding:
     return Finding("listen", True, "notifications arrive")
 
 
+async def _tool_servers(broker: Broker, _: Settings) -> Finding:
+    async with broker.db.transaction() as connection:
+        registered = await backends.all_of_them(connection)
+    urls = {
+        backend.name: backend.terms.mcp_url
+        for backend in registered
+        if backend.terms.mcp_url is not None and backend.disabled_at is None
+    }
+    reached = await asyncio.gather(*map(_accepts_connections, urls.values()))
+    away = [name for name, there in zip(urls, reached, strict=True) if not there]
+    if away:
+        mend = (
+            "start them, or correct where they are: `taskbroker backend update NAME --mcp-url …`; "
+            "`taskbroker backend disable NAME` for one that is to stay away"
+        )
+        return Finding("tool servers", False, f"cannot be reached: {', '.join(away)}", mend)
+    return Finding("tool servers", True, f"{len(urls)} with an mcp-url, all can be reached")
+
+
+async def _accepts_connections(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except OSError:  # no time is left, too
+        return False
+    writer.close()
+    return True
+
+
 CHECKS: dict[str, Check] = {
     "database": _database,
     "schema": _schema,
     "clock": _clock,
     "keys": _keys,
     "listen": _listen,
+    "tool servers": _tool_servers,
 }

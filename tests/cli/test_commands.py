@@ -16,7 +16,7 @@ from app.auth.keys import key_hash
 from app.cli import app, main
 from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
-from tests.support.processes import COMMAND, ROOT, environment
+from tests.support.processes import COMMAND, ROOT, environment, free_port
 from tests.support.secrecy import secret
 from tests.support.service import new_secret_key
 
@@ -199,9 +199,23 @@ def test_keys_are_32_bytes_and_never_the_same(taskbroker: Command) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_good_set_up(taskbroker: Command) -> None:
     findings = data(taskbroker("doctor", "--json"))
     assert [finding["check"] for finding in findings] == [
-        "database", "schema", "clock", "keys", "listen",
+        "database", "schema", "clock", "keys", "listen", "tool servers",
     ]  # fmt: skip
     assert all(finding["ok"] for finding in findings)
+
+
+def test_the_doctor_says_which_tool_servers_are_away(taskbroker: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        taskbroker("backend", "add", "there", "--mcp-url", there)
+        assert taskbroker("doctor").exit_code == 0
+        taskbroker("backend", "add", "gone", "--mcp-url", f"http://127.0.0.1:{free_port()}/mcp")
+        examined = taskbroker("doctor")
+    assert examined.exit_code == 1
+    assert "BAD  tool servers: cannot be reached: gone\n" in examined.output
+    taskbroker("backend", "disable", "gone")
+    taskbroker("backend", "disable", "there")
+    assert taskbroker("doctor").exit_code == 0
 
 
 def test_the_doctor_says_what_to_do_about_a_lost_key(
