@@ -1,14 +1,16 @@
 """What can go wrong, and what ends work early.
 
-    Exception
-    ├── BrokerError           something came back that no broker says
-    │   ├── Problem           the broker refused; it says why
-    │   └── Unreachable       no usable answer in all attempts
-    ├── CancelRequested       raised into work that should stop
-    │   └── Stopped           because the tool server is being stopped (not exported)
-    └── TaskFailed            raised by work: end the task with this JSON-RPC error
+    BaseException
+    ├── CancelRequested           raised into work that should stop
+    │   └── Stopped               because the tool server is being stopped (not exported)
+    └── Exception
+        ├── BrokerError           something came back that no broker says
+        │   ├── Problem           the broker refused; it says why
+        │   └── Unreachable       no usable answer in all attempts
+        └── TaskFailed            raised by work: end the task with this JSON-RPC error
 
-CancelRequested is no BrokerError, so that `except BrokerError` never swallows a wish to cancel.
+CancelRequested is no Exception, like asyncio.CancelledError: `except Exception`, of which there is
+one around each tool of the official Python SDK, never swallows a wish to cancel.
 """
 
 from collections.abc import Mapping
@@ -58,7 +60,7 @@ class Unreachable(BrokerError):
     """The attempts are used up: no connection, no answer in time, or 408, 429, 5xx each time."""
 
 
-class CancelRequested(Exception):
+class CancelRequested(BaseException):
     """The work should stop: its client has lost interest, or its task has ended already.
 
     Work may raise it by itself as well; the task then ends `cancelled` with this message.
