@@ -1,47 +1,37 @@
-// Drives the official Tasks client, `@modelcontextprotocol/ext-tasks` on `client` 2.4, against
-// tasks that somebody else created: the client knows nothing but their ids.
-//
-// Standard input, one JSON object:
-//   {"url": "http://…/mcp", "token": "…",
-//    "tasks": {"completes": id, "asks": id, "cancels": id, "fails": id, "unknown": id}}
-//
-//   completes  working now, completed once this driver has said on standard error that it watches
-//   asks       has one elicitation outstanding; ends when the answer has arrived
-//   cancels    working; ends `cancelled` once the cancellation has been asked for
-//   fails      ends `failed` with a JSON-RPC error
-//   unknown    names no task of this caller
-//
-// Every member of `tasks` is optional. Prints one JSON summary, without any id; exit code 1 if a
-// step could not be carried out.
-import { Client, ProtocolError, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
+// Drives the official Tasks client, `@modelcontextprotocol/ext-tasks` on `client` 2.4.
+// `../drivers.py` describes the ticket and the summary.
+import { writeFile } from "node:fs/promises";
+import { json } from "node:stream/consumers";
+import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { createTaskSessionFromClient } from "@modelcontextprotocol/ext-tasks/client";
 
 const PROTOCOL = "2026-07-28";
 const EXTENSION = "io.modelcontextprotocol/tasks";
-const PATIENCE_MS = 30_000;
 
 const clientInfo = { name: "ext-tasks-driver", version: "1.0.0" };
 const clientCapabilities = { elicitation: { form: {} }, extensions: { [EXTENSION]: {} } };
 
-// The client has checked an answer's `resultType` when it hands it over, and removed it;
-// ext-tasks checks it again. Whatever else the answer holds goes through untouched.
-const anything = {
-  "~standard": { version: 1, vendor: "driver", validate: (value) => ({ value }) },
-};
-
-function dispatchThrough(client) {
+// The client refuses results that are tasks, so ext-tasks has the application send what is about
+// tasks itself: here over the client's own transport, with ids of its own. (The transport sets the
+// headers.)
+function dispatchOver(transport) {
+  const waiting = new Map();
+  const toClient = transport.onmessage;
+  transport.onmessage = (message, extra) => {
+    const receive = waiting.get(message.id) ?? toClient;
+    receive(message, extra);
+  };
+  let sent = 0;
   return async (request, { signal, context } = {}) => {
+    const id = `dispatch-${++sent}`;
+    const answered = new Promise((resolve) => waiting.set(id, resolve));
     try {
-      const result = await client.request(request, anything, {
-        signal,
-        headers: context?.headers,
-        timeout: context?.requestTimeoutMs,
-      });
-      return { kind: "result", result: { ...result, resultType: "complete" } };
-    } catch (error) {
-      if (!(error instanceof ProtocolError)) throw error;
-      const { code, message, data } = error;
-      return { kind: "error", error: { code, message, ...(data === undefined ? {} : { data }) } };
+      const options = { requestSignal: signal, headers: context?.headers };
+      await transport.send({ jsonrpc: "2.0", id, ...request }, options);
+      const { result, error } = await answered;
+      return error ? { kind: "error", error } : { kind: "result", result };
+    } finally {
+      waiting.delete(id);
     }
   };
 }
@@ -51,110 +41,98 @@ async function connect(url, token) {
     capabilities: clientCapabilities,
     versionNegotiation: { mode: "auto" },
   });
-  const authProvider = { token: async () => token };
-  await client.connect(new StreamableHTTPClientTransport(new URL(url), { authProvider }));
-  return client;
+  const authProvider = token ? { token: async () => token } : undefined;
+  const transport = new StreamableHTTPClientTransport(new URL(url), { authProvider });
+  await client.connect(transport);
+  return { client, transport };
 }
 
-function openSession(client, onInputRequest) {
+function openSession({ client, transport }, onInputRequest) {
   return createTaskSessionFromClient(client, {
     endpointId: "broker",
-    rawDispatch: dispatchThrough(client),
+    rawDispatch: dispatchOver(transport),
     v2RequestFraming: { protocolVersion: PROTOCOL, clientInfo, clientCapabilities },
-    tools: { currentTool: () => undefined },
     onInputRequest,
   });
 }
 
-function resume(session, taskId) {
-  const reference = { endpointId: session.endpointId, generation: "v2", taskId };
-  return session.resumeTask({ ...reference, originalOperation: "tools/call" });
-}
-
-/** Follows a task to its end; says how it ended and every status on the way. */
-async function follow(session, taskId) {
-  const seen = [];
-  const execution = await resume(session, taskId);
-  const { outcome } = await execution.settle({
-    signal: AbortSignal.timeout(PATIENCE_MS),
-    onEvent: (event) => {
-      const status = event.task?.status ?? event.outcome?.status;
-      if (seen.at(-1) !== status) seen.push(status);
-      if (event.task?.status === "working") console.error("watching");
-    },
-  });
-  const { code, message, data } = outcome.error ?? {};
-  return {
-    seen,
-    status: outcome.status,
-    ...(outcome.status === "completed" ? { result: outcome.result } : {}),
-    ...(outcome.status === "failed" ? { error: { code, message, data } } : {}),
-  };
-}
-
-async function cancel(session, taskId) {
-  const task = session.task(taskId);
-  const before = await task.snapshot();
-  await session.cancelTask(taskId);
-  const outcome = await task.result({ signal: AbortSignal.timeout(PATIENCE_MS) });
-  await session.cancelTask(taskId);
-  return { seen: [before.status, outcome.status], status: outcome.status };
-}
-
-/** The same refusal is due to every method. */
-async function refusals(session, taskId) {
-  const task = session.task(taskId);
-  const attempts = {
-    get: () => task.snapshot(),
-    update: () => task.updateJson({ answer: { action: "cancel" } }),
-    cancel: () => task.cancel(),
-    resume: () => resume(session, taskId),
-  };
-  const answers = {};
-  for (const [name, attempt] of Object.entries(attempts)) {
-    answers[name] = await attempt().then(
-      () => "accepted",
-      ({ name: kind, code, message }) => ({ kind, code, message }),
-    );
+function verbs(session) {
+  async function start(tool, toolArguments) {
+    const execution = await session.callTool(tool, toolArguments);
+    if (execution.kind !== "task") throw new Error(`${tool} did not become a task`);
+    return execution;
   }
-  return answers;
-}
 
-async function drive({ url, token, tasks }) {
-  const questions = [];
-  const client = await connect(url, token);
-  const session = openSession(client, async (request) => {
-    questions.push(request.params);
-    const [[field, { enum: choices }]] = Object.entries(request.params.requestedSchema.properties);
-    return { action: "accept", content: { [field]: choices?.[0] ?? "yes" } };
-  });
-  const summary = {
-    era: client.getProtocolEra(),
-    server: client.getServerVersion(),
-    capabilities: client.getServerCapabilities(),
-    execution: session.capabilities,
+  return {
+    call: async ({ tool, arguments: given }) => settle(await session.callTool(tool, given)),
+
+    follow: async ({ tool, arguments: given }) => settle(await start(tool, given)),
+
+    cancel: async ({ tool, arguments: given }) => {
+      const execution = await start(tool, given);
+      await execution.cancel();
+      const outcome = await settle(execution);
+      await session.cancelTask(execution.handle.taskId);
+      return outcome;
+    },
+
+    leave: async ({ tool, arguments: given, file }) => {
+      const execution = await start(tool, given);
+      await execution.handoff(({ taskId }) => writeFile(file, taskId));
+      return {};
+    },
+
+    resume: async ({ task }) => {
+      const reference = { endpointId: session.endpointId, generation: "v2", taskId: task };
+      return settle(await session.resumeTask({ ...reference, originalOperation: "tools/call" }));
+    },
+
+    probe: async ({ task }) => {
+      const controller = session.task(task);
+      return {
+        get: await codeOf(controller.snapshot()),
+        update: await codeOf(controller.updateJson({})),
+        cancel: await codeOf(controller.cancel()),
+      };
+    },
   };
-  if (tasks.completes) summary.completes = await follow(session, tasks.completes);
-  if (tasks.asks) summary.asks = { ...(await follow(session, tasks.asks)), questions };
-  if (tasks.cancels) summary.cancels = await cancel(session, tasks.cancels);
-  if (tasks.fails) summary.fails = await follow(session, tasks.fails);
-  if (tasks.unknown) summary.unknown = await refusals(session, tasks.unknown);
+}
+
+async function settle(execution) {
+  const { outcome } = await execution.settle();
+  const { status, result, error } = outcome;
+  if (status !== "completed") {
+    return { status, error: error && { code: error.code, message: error.message } };
+  }
+  const text = result.content.map((block) => block.text ?? "").join("");
+  return { status, text, isError: result.isError ?? false };
+}
+
+function codeOf(attempt) {
+  return attempt.then(
+    () => null,
+    (refused) => refused.code,
+  );
+}
+
+async function drive({ url, token, acts }) {
+  const asked = [];
+  const connection = await connect(url, token);
+  const session = openSession(connection, async ({ params }) => {
+    asked.push(params.message);
+    const fields = Object.entries(params.requestedSchema.properties);
+    const answers = fields.map(([name, { type }]) => [name, type === "boolean" || "Ada"]);
+    return { action: "accept", content: Object.fromEntries(answers) };
+  });
+  const play = verbs(session);
+  const outcomes = {};
+  for (const [name, act] of Object.entries(acts)) {
+    const outcome = await play[act.verb](act);
+    outcomes[name] = { ...outcome, asked: asked.splice(0) };
+  }
   await session.close();
-  await client.close();
-  return summary;
+  await connection.client.close();
+  return outcomes;
 }
 
-async function readJson(stream) {
-  const chunks = [];
-  for await (const chunk of stream) chunks.push(chunk);
-  return JSON.parse(Buffer.concat(chunks).toString("utf8"));
-}
-
-const input = await readJson(process.stdin);
-try {
-  console.log(JSON.stringify(await drive(input)));
-} catch (error) {
-  const secrets = [input.token, ...Object.values(input.tasks)];
-  console.error(secrets.reduce((text, secret) => text.replaceAll(secret, "…"), error.stack));
-  process.exitCode = 1;
-}
+console.log(JSON.stringify(await drive(await json(process.stdin))));

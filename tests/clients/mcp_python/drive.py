@@ -1,21 +1,8 @@
-"""Drives the official Python SDK, `mcp`, against tasks that somebody else created, by their ids.
+"""Drives the official Python SDK, `mcp`. `../drivers.py` describes the ticket and the summary.
 
-The SDK has no task methods of its own. It lets an application bring an extension: the requests
-and results below are that extension; session, transport, headers and errors are the SDK's.
-
-Standard input, one JSON object:
-
-    {"url": "http://…/mcp", "token": "…",
-     "tasks": {"completes": id, "asks": id, "cancels": id, "fails": id, "unknown": id}}
-
-* `completes`: working now, completed once this driver has said on standard error that it watches
-* `asks`: has one elicitation outstanding; ends when the answer has arrived
-* `cancels`: working; ends `cancelled` once the cancellation has been asked for
-* `fails`: ends `failed` with a JSON-RPC error
-* `unknown`: names no task of this caller
-
-Every member of `tasks` is optional. Prints one JSON summary, without any id; exit code 1 if a
-step could not be carried out.
+The SDK knows no tasks; it has hooks for extensions. `Tasks` is what an application writes with
+them: session, transport, headers, the claim of a result and the questions to the user are the
+SDK's.
 """
 
 from __future__ import annotations
@@ -23,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 from mcp import Client, ClientSession, MCPError
-from mcp.client import advertise
+from mcp.client import ClaimContext, ClientExtension, ResultClaim
 from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
+    CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
     ElicitRequestParams,
@@ -43,8 +31,8 @@ from mcp_types import (
 )
 from pydantic import Field
 
-EXTENSION = "io.modelcontextprotocol/tasks"
-PATIENCE_SECONDS = 30.0
+Json = dict[str, Any]
+Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
 
 class TaskParams(RequestParams):
@@ -52,7 +40,7 @@ class TaskParams(RequestParams):
 
 
 class UpdateParams(TaskParams):
-    input_responses: dict[str, Any] = Field(serialization_alias="inputResponses")
+    input_responses: Json = Field(serialization_alias="inputResponses")
 
 
 class GetTask(Request[TaskParams, Literal["tasks/get"]]):
@@ -74,144 +62,159 @@ class Acknowledgement(Result):
     result_type: Literal["complete"] = Field(alias="resultType")
 
 
-class Task(Result):
-    result_type: Literal["complete"] = Field(alias="resultType")
+class TaskFields(Result):
     task_id: str = Field(alias="taskId")
-    status: Literal["working", "input_required", "completed", "failed", "cancelled"]
+    status: Status
     created_at: str = Field(alias="createdAt")
     last_updated_at: str = Field(alias="lastUpdatedAt")
     ttl_ms: int | None = Field(alias="ttlMs")
     poll_interval_ms: int = Field(default=1000, alias="pollIntervalMs")
     status_message: str = Field(default="", alias="statusMessage")
+
+
+class CreatedTask(TaskFields):
+    result_type: Literal["task"] = Field(alias="resultType")
+
+
+class Task(TaskFields):
+    result_type: Literal["complete"] = Field(alias="resultType")
     input_requests: dict[str, ElicitRequest] = Field(default={}, alias="inputRequests")
-    result: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.status in ("completed", "failed", "cancelled")
+    result: CallToolResult | None = None
+    error: Json | None = None
 
 
-class Tasks:
-    """The three task methods over one session."""
+class Tasks(ClientExtension):
+    """Waits for the task that a call has become, so that `call_tool` gives its result."""
 
-    def __init__(self, session: ClientSession) -> None:
-        self.session = session
+    identifier = "io.modelcontextprotocol/tasks"
 
-    async def get(self, task_id: str) -> Task:
-        return await self.session.send_request(GetTask(params=TaskParams(task_id=task_id)), Task)
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        return [ResultClaim(result_type="task", model=CreatedTask, resolve=self._resolve)]
 
-    async def update(self, task_id: str, responses: dict[str, Any]) -> None:
-        params = UpdateParams(task_id=task_id, input_responses=responses)
-        await self.session.send_request(UpdateTask(params=params), Acknowledgement)
-
-    async def cancel(self, task_id: str) -> None:
-        request = CancelTask(params=TaskParams(task_id=task_id))
-        await self.session.send_request(request, Acknowledgement)
-
-    async def answer(self, task: Task) -> None:
-        """Puts the task's questions to the session's own callbacks, as `tools/call` would."""
-        responses: dict[str, Any] = {}
-        for key, question in task.input_requests.items():
-            context = ClientRequestContext(session=self.session, request_id=key)
-            reply = await self.session.dispatch_input_request(context, question)
-            responses[key] = reply.model_dump(by_alias=True, mode="json", exclude_none=True)
-        await self.update(task.task_id, responses)
+    async def _resolve(self, created: CreatedTask, context: ClaimContext) -> CallToolResult:
+        end = await settled(context.session, created.task_id)
+        if end.error is not None:
+            raise MCPError(end.error["code"], end.error["message"], end.error.get("data"))
+        assert end.result, f"the task is {end.status}"
+        return end.result
 
 
-async def follow(tasks: Tasks, task_id: str) -> dict[str, Any]:
-    """Polls a task to its end, answering what it asks."""
-    seen: list[str] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            task = await tasks.get(task_id)
-            if seen[-1:] != [task.status]:
-                seen.append(task.status)
-                if task.status == "working":
-                    print("watching", file=sys.stderr, flush=True)
-            if task.is_over:
-                break
-            if task.status == "input_required":
-                await tasks.answer(task)
-            else:
-                await asyncio.sleep(task.poll_interval_ms / 1000)
-    return {"seen": seen, "status": task.status, "result": task.result, "error": task.error}
+async def get(session: ClientSession, task_id: str) -> Task:
+    return await session.send_request(GetTask(params=TaskParams(task_id=task_id)), Task)
 
 
-async def cancel(tasks: Tasks, task_id: str) -> dict[str, Any]:
-    before = await tasks.get(task_id)
-    await tasks.cancel(task_id)
-    after = await follow(tasks, task_id)
-    await tasks.cancel(task_id)
-    return {"seen": [before.status, after["status"]], "status": after["status"]}
+async def update(session: ClientSession, task_id: str, responses: Json) -> None:
+    params = UpdateParams(task_id=task_id, input_responses=responses)
+    await session.send_request(UpdateTask(params=params), Acknowledgement)
 
 
-async def refusals(tasks: Tasks, task_id: str) -> dict[str, Any]:
-    """The same refusal is due to every method."""
-    attempts: dict[str, Callable[[], Awaitable[Any]]] = {
-        "get": lambda: tasks.get(task_id),
-        "update": lambda: tasks.update(task_id, {"answer": {"action": "cancel"}}),
-        "cancel": lambda: tasks.cancel(task_id),
-    }
-    answers: dict[str, Any] = {}
-    for name, attempt in attempts.items():
-        try:
-            await attempt()
-            answers[name] = "accepted"
-        except MCPError as refused:
-            answers[name] = {"code": refused.error.code, "message": refused.error.message}
-    return answers
+async def cancel(session: ClientSession, task_id: str) -> None:
+    request = CancelTask(params=TaskParams(task_id=task_id))
+    await session.send_request(request, Acknowledgement)
 
 
-async def drive(url: str, token: str, ids: dict[str, str]) -> dict[str, Any]:
-    questions: list[str] = []
+async def answer(session: ClientSession, task: Task) -> None:
+    """Puts the task's questions to the client's own callbacks."""
+    responses: Json = {}
+    for key, question in task.input_requests.items():
+        context = ClientRequestContext(session=session, request_id=key)
+        reply = await session.dispatch_input_request(context, question)
+        responses[key] = reply.model_dump(by_alias=True, mode="json", exclude_none=True)
+    await update(session, task.task_id, responses)
 
-    async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+
+async def settled(session: ClientSession, task_id: str) -> Task:
+    while (task := await get(session, task_id)).status in ("working", "input_required"):
+        if task.status == "input_required":
+            await answer(session, task)
+        else:
+            await asyncio.sleep(task.poll_interval_ms / 1000)
+    return task
+
+
+class Driver:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def call(self, tool: str, arguments: Json) -> Json:
+        return said(await self._client.call_tool(tool, arguments))
+
+    async def follow(self, tool: str, arguments: Json) -> Json:
+        return await self.resume(await self._start(tool, arguments))
+
+    async def cancel(self, tool: str, arguments: Json) -> Json:
+        task = await self._start(tool, arguments)
+        await cancel(self._client.session, task)
+        outcome = await self.resume(task)
+        await cancel(self._client.session, task)
+        return outcome
+
+    async def leave(self, tool: str, arguments: Json, file: str) -> Json:
+        task = await self._start(tool, arguments)
+        await asyncio.to_thread(Path(file).write_text, task)
+        return {}
+
+    async def resume(self, task: str) -> Json:
+        end = await settled(self._client.session, task)
+        if end.result is not None:
+            return {"status": end.status, **said(end.result)}
+        return {"status": end.status, "error": end.error}
+
+    async def probe(self, task: str) -> Json:
+        session = self._client.session
+        return {
+            "get": await code_of(lambda: get(session, task)),
+            "update": await code_of(lambda: update(session, task, {})),
+            "cancel": await code_of(lambda: cancel(session, task)),
+        }
+
+    async def _start(self, tool: str, arguments: Json) -> str:
+        """The id of the task that the call becomes."""
+        created = await self._client.session.call_tool(tool, arguments, allow_claimed=True)
+        assert isinstance(created, CreatedTask), f"{tool} did not become a task"
+        return created.task_id
+
+
+def said(result: CallToolResult) -> Json:
+    text = "".join(block.text for block in result.content if block.type == "text")
+    return {"text": text, "isError": bool(result.is_error)}
+
+
+async def code_of(attempt: Callable[[], Awaitable[Any]]) -> int | None:
+    try:
+        await attempt()
+    except MCPError as refused:
+        return refused.error.code
+    return None
+
+
+async def drive(url: str, token: str | None, acts: dict[str, Json]) -> dict[str, Json]:
+    asked: list[str] = []
+
+    async def reply(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         assert isinstance(params, ElicitRequestFormParams)
-        questions.append(params.message)
-        [(field, schema)] = params.requested_schema["properties"].items()
-        return ElicitResult(action="accept", content={field: schema.get("enum", ["yes"])[0]})
+        asked.append(params.message)
+        fields = params.requested_schema["properties"]
+        content = {name: field["type"] == "boolean" or "Ada" for name, field in fields.items()}
+        return ElicitResult(action="accept", content=content)
 
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    outcomes: dict[str, Json] = {}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=PATIENCE_SECONDS) as http,
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
         Client(
             streamable_http_client(url, http_client=http),
-            elicitation_callback=answer,
-            extensions=[advertise(EXTENSION)],
+            elicitation_callback=reply,
+            extensions=[Tasks()],
         ) as client,
     ):
-        tasks = Tasks(client.session)
-        summary: dict[str, Any] = {
-            "protocol": client.protocol_version,
-            "server": client.server_info and client.server_info.model_dump(exclude_none=True),
-            "extensions": client.server_capabilities.extensions,
-        }
-        if task_id := ids.get("completes"):
-            summary["completes"] = await follow(tasks, task_id)
-        if task_id := ids.get("asks"):
-            summary["asks"] = {**await follow(tasks, task_id), "questions": questions}
-        if task_id := ids.get("cancels"):
-            summary["cancels"] = await cancel(tasks, task_id)
-        if task_id := ids.get("fails"):
-            summary["fails"] = await follow(tasks, task_id)
-        if task_id := ids.get("unknown"):
-            summary["unknown"] = await refusals(tasks, task_id)
-    return summary
-
-
-def main() -> int:
-    given = json.load(sys.stdin)
-    try:
-        print(json.dumps(asyncio.run(drive(given["url"], given["token"], given["tasks"]))))
-    except Exception:  # noqa: BLE001 - whatever it was, it is shown without the secrets
-        trace = traceback.format_exc()
-        for secret in (given["token"], *given["tasks"].values()):
-            trace = trace.replace(secret, "…")
-        print(trace, file=sys.stderr)
-        return 1
-    return 0
+        driver = Driver(client)
+        for name, act in acts.items():
+            asked.clear()
+            outcome = await getattr(driver, act.pop("verb"))(**act)
+            outcomes[name] = {**outcome, "asked": list(asked)}
+    return outcomes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(json.dumps(asyncio.run(drive(**json.load(sys.stdin)))))

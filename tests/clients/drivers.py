@@ -1,0 +1,104 @@
+"""Drivers: small programs that do with an MCP client library what an application does with it.
+
+Each runs in an environment of its own, which `make clients` installs. It reads one ticket from
+standard input:
+
+    {"url": "http://…", "token": "…" or null, "acts": {name: act, …}}
+
+plays the acts in their order over one connection, and prints one summary, `{name: outcome, …}`.
+The acts:
+
+    call    tool, arguments        as applications call tools; the outcome is the tool's result
+    follow  tool, arguments        the call must become a task; followed to its end
+    cancel  tool, arguments        the same, and cancelled once it is a task
+    leave   tool, arguments, file  the same, and left alone; its id is written to the file
+    resume  task                   a task of which only the id is known, followed to its end
+    probe   task                   one request of each method about it; the error codes
+
+An outcome has `status`, with `text` and `isError` of the result or with `error`, and in `asked`
+the questions that the library put to its user. Users agree to everything and are called Ada.
+"""
+
+import asyncio
+import json
+import os
+from asyncio.subprocess import PIPE
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.telemetry import redact
+from tests.support.processes import ROOT
+
+HERE = Path(__file__).parent
+PATIENCE_SECONDS = 60.0
+Act = dict[str, Any]
+Outcome = dict[str, Any]
+
+
+class GaveUp(Exception):
+    """The driver could not play its ticket."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    name: str
+    program: Path | str
+    script: Path
+
+    async def play(
+        self, url: str, acts: dict[str, Act], *, token: str | None = None
+    ) -> dict[str, Outcome]:
+        """The outcome of each act. Raises GaveUp."""
+        ticket = {"url": url, "token": token, "acts": acts}
+        process = await asyncio.create_subprocess_exec(
+            self.program, self.script, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                summary, errors = await process.communicate(json.dumps(ticket).encode())
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        said = errors.decode() + summary.decode()
+        if process.returncode:
+            raise GaveUp(redact(said))
+        assert redact(said) == said, "the driver has shown a secret"
+        outcomes: dict[str, Outcome] = json.loads(summary)
+        return outcomes
+
+
+def _environment() -> dict[str, str]:
+    """Without what points to the tests' own Python."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+FASTMCP_PYTHON = ROOT / ".venv-client-fastmcp/bin/python"
+FASTMCP = Driver("fastmcp", FASTMCP_PYTHON, HERE / "fastmcp/drive.py")
+MCP = Driver("mcp", ROOT / ".venv-client-mcp/bin/python", HERE / "mcp_python/drive.py")
+EXT_TASKS = Driver("ext-tasks", "node", HERE / "ext_tasks/drive.mjs")
+
+
+def call(tool: str, **arguments: Any) -> Act:
+    return {"verb": "call", "tool": tool, "arguments": arguments}
+
+
+def follow(tool: str, **arguments: Any) -> Act:
+    return {"verb": "follow", "tool": tool, "arguments": arguments}
+
+
+def cancel(tool: str, **arguments: Any) -> Act:
+    return {"verb": "cancel", "tool": tool, "arguments": arguments}
+
+
+def leave(file: Path, tool: str, **arguments: Any) -> Act:
+    return {"verb": "leave", "tool": tool, "arguments": arguments, "file": str(file)}
+
+
+def resume(task: str) -> Act:
+    return {"verb": "resume", "task": task}
+
+
+def probe(task: str) -> Act:
+    return {"verb": "probe", "task": task}
