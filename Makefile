@@ -33,7 +33,7 @@ setup: $(VENV)/.dev ## Install everything for working on the project
 run: $(VENV)/.runtime ## Run a broker, with a Postgres and demo tools, on http://127.0.0.1:8080
 	@TASKBROKER_LOG_FORMAT=$${TASKBROKER_LOG_FORMAT:-console} exec $(BIN)/taskbroker serve --demo
 
-demo: $(VENV)/.dev ## Watch a real MCP client follow, cancel and answer tasks
+demo: $(VENV)/.runtime .venv-client-fastmcp/installed.txt ## Watch a real MCP client follow, cancel and answer tasks
 	@exec $(BIN)/python demo/run.py
 
 # --- judging it -----------------------------------------------------------------------------

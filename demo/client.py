@@ -1,136 +1,142 @@
 """An MCP client made of a library that knows nothing of Task Broker: fastmcp, as published.
 
-It runs in an environment of its own (`requirements/demo.txt`), is handed one task that was
-created for it, follows the task to its end, answers what it asks, and cancels it when told to.
+It calls a slow tool three times: watches it to its result, cancels it on the way, and answers
+what it asks.
 
-Standard input, one JSON object: `url` and `token` of the MCP endpoint, `created` (what
-`tools/call` answered) and `act`: "watch", "cancel" or "answer". The id of a task is a secret:
-it arrives on standard input and is never shown. Exit code 0 if the task ended as it should.
+    python client.py URL        exit code 0 if each call ended as it should
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
-import time
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from fastmcp import Client
-from fastmcp_tasks import ToolTask
-from fastmcp_tasks.client_models import ClientCreateTaskResult, ClientGetTaskResult
-from mcp_types import ContentBlock, EmbeddedResource, TextContent
+from fastmcp_tasks import ToolTask, call_tool_task
+from fastmcp_tasks.client_models import ClientGetTaskResult
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-ENDING = {"watch": "completed", "cancel": "cancelled", "answer": "completed"}
-CANCEL_AT = 0.35
 PATIENCE_SECONDS = 60.0
-SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_BETWEEN_LOOKS = 0.5
+
+console = Console(highlight=False)
 
 
-class Display:
-    """A live bar on a terminal, a line every other second elsewhere."""
+@dataclass(frozen=True)
+class Act:
+    title: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    cancel_at: float = 2.0
+    """The share of the work after which the client loses interest; never, over 1."""
+    ending: str = "completed"
+    questions: int = 0
+
+
+ACTS = (
+    Act("A slow tool, watched to its result"),
+    Act("The same, cancelled on the way", cancel_at=0.3, ending="cancelled"),
+    Act("The same, asked to ask before it begins", {"ask": True}, questions=1),
+)
+
+
+async def play(act: Act, url: str) -> bool:
+    """Whether the act ended as it should."""
+    answers: list[str] = []
+
+    async def answer(message: str, _type: Any, params: Any, _context: Any) -> dict[str, str]:
+        """What a person would be asked in a dialogue; here the first choice is taken."""
+        [(name, schema)] = params.requested_schema["properties"].items()
+        answers.append(schema["enum"][0])
+        say(f"asked:    {message} ({', '.join(schema['enum'])})")
+        say(f"answered: {answers[-1]}")
+        return {name: answers[-1]}
+
+    async with Client(url, elicitation_handler=answer) as client:
+        status = await call_and_watch(act, client)
+    return status == act.ending and len(answers) == act.questions
+
+
+async def call_and_watch(act: Act, client: Client[Any]) -> str:
+    """The status that the task ended in."""
+    task = await call_tool_task(client, "index_project", act.arguments, raise_on_error=False)
+    driving = asyncio.create_task(task.result())  # answers what the task asks
+    final = await watch(task, driving, act.cancel_at)
+    result = await driving
+    if final.status == "completed":
+        say("".join(block.text for block in result.content if block.type == "text"))
+    return final.status
+
+
+async def watch(
+    task: ToolTask, driving: asyncio.Task[Any], cancel_at: float
+) -> ClientGetTaskResult:
+    """Shows how the task goes, until it has ended."""
+    cancelled = False
+    with Display() as display:
+        while True:
+            over = driving.done()
+            seen = await task.status()
+            display.show(seen)
+            if over:
+                return seen
+            if share(seen) > cancel_at and not cancelled:
+                say("cancelling: the client is no longer interested")
+                await task.cancel()
+                cancelled = True
+            await asyncio.wait([driving], timeout=SECONDS_BETWEEN_LOOKS)
+
+
+class Display(Progress):
+    """A bar on a terminal, lines elsewhere."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False)
-        self.bar = Progress(
+        columns = ("{task.description:<14}", BarColumn(30), "{task.fields[message]:<20}")
+        super().__init__(
             TextColumn(" "),
             SpinnerColumn(finished_text="•"),
-            TextColumn("{task.description:<14}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[message]:<30}"),
+            *columns,
             TimeElapsedColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
+            console=console,
+            disable=not console.is_terminal,
         )
-        self.row = self.bar.add_task("connecting", total=1.0, message="")
-        self.last_line = (0.0, "")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.bar.stop()
+        self._bar = self.add_task("", total=1.0, message="")
+        self._line = ""
 
     def show(self, task: ClientGetTaskResult) -> None:
         message = task.status_message or ""
-        self.bar.update(self.row, description=task.status, message=message, completed=share(task))
-        when, status = self.last_line
-        if self.bar.disable and (status != task.status or time.monotonic() - when > 2):
-            self.say(f"{task.status:<14} {message}")
-            self.last_line = (time.monotonic(), task.status)
-
-    def say(self, text: str) -> None:
-        self.console.print(f"  {text}", markup=False, soft_wrap=True)
+        line = f"{task.status:<14} {message}"
+        self.update(self._bar, description=task.status, message=message, completed=share(task))
+        if self.disable and line != self._line:
+            say(line)
+        self._line = line
 
 
-def share(task: ClientGetTaskResult) -> float | None:
-    """How much is done, where the tool server's words tell it."""
+def share(task: ClientGetTaskResult) -> float:
+    """How much is done, as far as the tool server's words tell it."""
+    counted = re.match(r"(\d+) of (\d+)", task.status_message or "")
     if task.status == "completed":
         return 1.0
-    counted = re.match(r"(\d+) of (\d+)", task.status_message or "")
-    return int(counted[1]) / int(counted[2]) if counted else None
+    return int(counted[1]) / int(counted[2]) if counted else 0.0
 
 
-def describe(block: ContentBlock) -> str:
-    match block:
-        case TextContent(text=text):
-            return text
-        case EmbeddedResource(resource=resource):
-            return f"attached: {resource.uri}"
-    return f"attached: {block.type}"
+def say(text: str) -> None:
+    console.print(f"  {text}", markup=False, soft_wrap=True)
 
 
-async def play(act: str, url: str, token: str, created: dict[str, Any]) -> bool:
-    questions: list[str] = []
-
-    async def answer(message: str, _type: Any, params: Any, _context: Any) -> dict[str, Any]:
-        """What a person would be asked in a dialogue; here the first choice is taken."""
-        questions.append(message)
-        [(field, schema)] = params.requested_schema["properties"].items()
-        choice = schema["enum"][0]
-        display.say(f"asked:    {message}  ({' '.join(schema['enum'])})")
-        display.say(f"answered: {choice}")
-        return {field: choice}
-
-    with Display() as display:
-        async with (
-            asyncio.timeout(PATIENCE_SECONDS),
-            Client(url, auth=token, elicitation_handler=answer) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            handle = ClientCreateTaskResult.model_validate(created)
-            task = ToolTask(client, "index_folder", handle, raise_on_error=False)
-            driving = group.create_task(task.result())
-            cancelled = act != "cancel"
-            while not driving.done():
-                seen = await task.status()
-                display.show(seen)
-                if not cancelled and (share(seen) or 0.0) > CANCEL_AT:
-                    display.say("cancelling: the client is no longer interested")
-                    await task.cancel()
-                    cancelled = True
-                await asyncio.wait([driving], timeout=SECONDS_BETWEEN_LOOKS)
-            final = await task.status()
-            display.show(final)
-    if final.status == "completed":
-        for block in driving.result().content:
-            display.say(describe(block))
-    return final.status == ENDING[act] and bool(questions) == (act == "answer")
-
-
-def main() -> int:
-    ticket = json.load(sys.stdin)
-    try:
-        return 0 if asyncio.run(play(**ticket)) else 1
-    except* Exception as problems:  # noqa: BLE001 - their texts may quote the id of the task
-        names = {type(problem).__name__ for problem in problems.exceptions}
-        print(f"  the client gave up: {', '.join(names)}", file=sys.stderr)
-    return 1
+async def main(url: str) -> int:
+    ended_well = True
+    for number, act in enumerate(ACTS, start=1):
+        console.print(f"\n[bold]{number}. {act.title}[/bold]")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            if not await play(act, url):
+                say("did not end as it should")
+                ended_well = False
+    return 0 if ended_well else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asyncio.run(main(sys.argv[1])))
