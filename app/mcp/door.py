@@ -101,20 +101,25 @@ def unfit(headers: Headers) -> Answer | None:
     return None
 
 
-def refusal(status: int, why: str, *headers: tuple[bytes, bytes]) -> Answer:
-    """A request that never became a message: a JSON-RPC error without an id."""
-    body = jsonrpc.error_body(None, RpcFailure(INVALID_REQUEST, why, status))
+def refusal(
+    status: int, why: str, *headers: tuple[bytes, bytes], rpc_id: bytes | None = None
+) -> Answer:
+    """A request that never became a message: a JSON-RPC error."""
+    body = jsonrpc.error_body(rpc_id, RpcFailure(INVALID_REQUEST, why, status))
     return Answer(status, body, headers=headers)
 
 
-def turned_away(error: BrokerError, headers: Headers) -> Answer:
-    """The answer to a request that failed before its message was read."""
+def turned_away(error: BrokerError, headers: Headers, rpc_id: bytes | None = None) -> Answer:
+    """The answer to a request that failed before its message was read.
+
+    `rpc_id` is its id if that was seen: some clients show an error only if it has one.
+    """
     if isinstance(error, Unauthenticated):
         known = b"authorization" in headers
         challenge = b'Bearer error="invalid_token"' if known else b"Bearer"
-        return refusal(401, error.detail, (b"www-authenticate", challenge))
+        return refusal(401, error.detail, (b"www-authenticate", challenge), rpc_id=rpc_id)
     if isinstance(error, StorageUnavailable):
-        return unavailable(None, error)
+        return unavailable(rpc_id, error)
     status = _STATUS.get(type(error))
     if status is None:
         log.error("mcp request failed before its message was read", exc_info=error)

@@ -20,6 +20,7 @@ from app.errors import BrokerError
 from app.mcp import jsonrpc
 from app.mcp.answering import Answering
 from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
+from app.mcp.peek import peek
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class McpEndpoint:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         headers: Headers = {}
+        body = b""
         try:
             headers = headers_of(scope)
             refused = self._refuse(scope["method"], headers)
@@ -57,7 +59,7 @@ class McpEndpoint:
             body = await read_body(headers, receive, self._max_body_bytes)
             owner = await self._callers.owner(text_header(headers, b"authorization"))
         except BrokerError as error:
-            return turned_away(error, headers)
+            return turned_away(error, headers, peek(body, complete=True).id)
         except ClientGone:
             raise
         except Exception:

@@ -89,7 +89,7 @@ class Gateway:
             headers = headers_of(scope)
             return self._refuse(scope["method"], headers) or await self._route(scope, headers, body)
         except BrokerError as error:
-            return turned_away(error, headers)
+            return turned_away(error, headers, body.rpc_id)
         except ClientGone:
             raise
         except Exception:
@@ -108,6 +108,8 @@ class Gateway:
         backend = await self._backends.get(scope["path"].removeprefix(PREFIX))
         if backend is None or backend.terms.mcp_url is None:
             return refusal(404, "No tool server with an mcp-url is registered under this name")
+        if scope["method"] == "POST":
+            await body.grow()  # so that also a refusal can carry the id of what it refuses
         owner = await self._callers.owner(text_header(headers, b"authorization"), backend)
         caller = Caller(self._broker.keyring.fingerprints(owner), backend.id)
         method = await self._method(headers, body) if scope["method"] == "POST" else ""
