@@ -8,17 +8,20 @@ server = MCPServer("tools", extensions=[durable])
 async def index(folder: str) -> str: ...
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, cast, overload
 
 from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension
-from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
+from mcp_types import INTERNAL_ERROR, MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
 from pydantic import BaseModel
 
-from taskbroker_sdk import AsyncTask, AsyncTaskBroker, TaskFailed, owner_from
+from taskbroker_sdk import AsyncTask, AsyncTaskBroker, CancelRequested, TaskFailed, owner_from
 
 Tool = TypeVar("Tool", bound=Callable[..., Any])
 Condition = Callable[[CallToolRequestParams], bool]
@@ -54,7 +57,7 @@ class DurableTools(Extension):
         def mark(tool: Tool) -> Tool:
             self._required[tool.__name__] = required
             self._conditions[tool.__name__] = when or _always
-            return tool
+            return _ending_in_mcp_errors(tool)
 
         return mark if tool is None else mark(tool)
 
@@ -79,6 +82,8 @@ class DurableTools(Extension):
             try:
                 result = await call_next(ctx)
             except MCPError as error:
+                if isinstance(error.__cause__, CancelRequested):
+                    raise error.__cause__ from None
                 raise TaskFailed(error.code, error.message, error.data) from error
             assert isinstance(result, BaseModel)
             return result.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -90,6 +95,32 @@ class DurableTools(Extension):
     def _known_to_client(self, ctx: ServerRequestContext[Any, Any]) -> bool:
         capabilities = ctx.session.client_capabilities
         return capabilities is not None and self.identifier in (capabilities.extensions or {})
+
+
+def _ending_in_mcp_errors(tool: Tool) -> Tool:
+    """The tool, with the ends of its task as errors that MCPServer does not take for crashes."""
+
+    @wraps(tool)
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with _mcp_errors():
+            return await tool(*args, **kwargs)
+
+    @wraps(tool)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _mcp_errors():
+            return tool(*args, **kwargs)
+
+    return cast("Tool", run_async if iscoroutinefunction(tool) else run)
+
+
+@contextmanager
+def _mcp_errors() -> Iterator[None]:
+    try:
+        yield
+    except TaskFailed as failure:
+        raise MCPError(failure.code, failure.message, failure.data) from failure
+    except CancelRequested as wish:
+        raise MCPError(INTERNAL_ERROR, str(wish)) from wish
 
 
 def _always(_: CallToolRequestParams) -> bool:
