@@ -19,7 +19,13 @@ from taskbroker_sdk.mcp import DurableTools
 
 broker = AsyncTaskBroker.from_env(heartbeat=0.5)
 durable = DurableTools(broker, stall_after_ms=30_000)
-server = MCPServer("demo-tools", version="1.0", extensions=[durable], log_level="WARNING")
+server = MCPServer(
+    "demo-tools",
+    version="1.0",
+    extensions=[durable],
+    lifespan=durable.lifespan,
+    log_level="WARNING",
+)
 
 PROJECT = Path(__file__).resolve().parents[1]
 

@@ -1,15 +1,15 @@
 """Durable tools for servers made with the official Python SDK, `mcp` (install `[mcp]`).
 
 durable = DurableTools(broker)
-server = MCPServer("tools", extensions=[durable])
+server = MCPServer("tools", extensions=[durable], lifespan=durable.lifespan)
 
 @server.tool()
 @durable
 async def index(folder: str) -> str: ...
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast, overload
@@ -60,6 +60,15 @@ class DurableTools(Extension):
             return _ending_in_mcp_errors(tool)
 
         return mark if tool is None else mark(tool)
+
+    @asynccontextmanager
+    async def lifespan(self, _server: Any) -> AsyncIterator[None]:
+        """For MCPServer: closes the broker's client when the server ends.
+
+        uvicorn ends the process by the signal that it was sent, so nobody would after it.
+        """
+        async with self._broker:
+            yield
 
     async def intercept_tool_call(
         self,
