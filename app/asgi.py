@@ -106,24 +106,42 @@ class StreamedBody:
     """The body of a request that is passed on: its head may be looked at, nothing else is kept."""
 
     def __init__(self, receive: Receive) -> None:
-        self.head = b""
-        """What has been looked at so far."""
         self.complete = False
         """Whether the whole body has been received."""
+        self.failure: TooSlow | ClientGone | None = None
+        """What went wrong with a body that was being passed on."""
+        self._pieces: list[bytes] = []
         self._receive = receive
         self._over = asyncio.Event()
 
-    async def grow(self) -> None:
-        """Receives one more piece of the head. Raises ClientGone or TooSlow."""
-        self.head += await self._next()
+    @property
+    def head(self) -> bytes:
+        """What has been looked at so far."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces else b""
+
+    @property
+    def begun(self) -> bool:
+        return self.complete or bool(self._pieces)
+
+    async def grow(self, size: int = 1) -> None:
+        """Receives more of the head, `size` bytes in all or what there is.
+
+        Raises ClientGone or TooSlow.
+        """
+        has = sum(map(len, self._pieces))
+        while has < size and not self.complete:
+            piece = await self._next()
+            self._pieces.append(piece)
+            has += len(piece)
 
     async def read(self, headers: Headers, limit: int) -> None:
         """Receives all that is missing, as `read_body` does."""
         _check_length(headers, limit)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while not self.complete and len(self.head) <= limit:
-                    await self.grow()
+                await self.grow(limit + 1)
         except TimeoutError:
             raise _too_slow() from None
         if len(self.head) > limit:
@@ -134,7 +152,11 @@ class StreamedBody:
         if self.head:
             yield self.head
         while not self.complete:
-            chunk = await self._next()
+            try:
+                chunk = await self._next()
+            except (TooSlow, ClientGone) as error:
+                self.failure = error
+                raise
             if chunk:
                 yield chunk
 

@@ -34,11 +34,13 @@ from app.errors import BrokerError, Fault
 from app.mcp.answering import Answering
 from app.mcp.door import Doorkeeper
 from app.mcp.endpoint import McpEndpoint
+from app.mcp.forwarding import pseudonym
 from app.mcp.gateway import PREFIX as GATEWAY
 from app.mcp.gateway import Gateway
-from app.mcp.passing import Passing
+from app.mcp.relay import Relay
 from app.mcp.upstreams import Upstreams
 from app.settings import Settings
+from app.signals import when_ended
 from app.telemetry import Metrics
 from app.workers.sweeper import run_sweeper
 
@@ -87,17 +89,19 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         broker, callers, doorkeeper, answering, max_body_bytes=settings.max_body_bytes
     )
     upstreams = Upstreams(settings.gateway_timeout_ms / 1000)
+    relay = Relay(upstreams, metrics, max_answer_bytes=settings.gateway_max_answer_bytes)
     gateway = Gateway(
         broker,
         callers,
         doorkeeper,
         handles,
         answering,
-        Passing(upstreams, metrics, max_answer_bytes=settings.gateway_max_answer_bytes),
+        relay,
+        pseudonym=pseudonym(settings.keys[0]),
         max_body_bytes=settings.max_body_bytes,
     )
     webhook = WebhookEndpoint(broker, senders, metrics, max_body_bytes=settings.max_body_bytes)
-    api = _create_api(settings, broker, upstreams, metrics)
+    api = _create_api(settings, broker, relay, upstreams, metrics)
     owners = Owners(callers, handles)
     api.include_router(
         rest.router(broker, owners, senders, metrics, max_body_bytes=settings.max_body_bytes)
@@ -147,13 +151,14 @@ def _logged(application: Application) -> Application:
 
 
 def _create_api(
-    settings: Settings, broker: Broker, upstreams: Upstreams, metrics: Metrics
+    settings: Settings, broker: Broker, relay: Relay, upstreams: Upstreams, metrics: Metrics
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await _look_at_schema(broker)
         sweeper = asyncio.create_task(run_sweeper(broker, metrics, settings.sweep_interval_ms))
-        yield
+        with when_ended(relay.drain):
+            yield
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sweeper

@@ -4,6 +4,7 @@ import binascii
 import os
 import re
 from base64 import b64encode, urlsafe_b64decode
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -64,6 +65,7 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     allowed_origins: CommaSeparated = ()
     allowed_hosts: CommaSeparated = ()
+    trusted_proxies: CommaSeparated = ()
     strict_headers: bool = False
 
     default_ttl_ms: Milliseconds = 3_600_000
@@ -83,7 +85,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 
-    @field_validator("secret_keys", "allowed_origins", "allowed_hosts", mode="before")
+    @field_validator(
+        "secret_keys", "allowed_origins", "allowed_hosts", "trusted_proxies", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -102,6 +106,16 @@ class Settings(BaseSettings):
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(set(host) & set("/*") for host in value):
             raise ValueError("must list host names like broker.example, without a scheme or *")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for network in value:
+                ip_network(network)
+        except ValueError:
+            raise ValueError("must list addresses or networks like 10.0.0.0/8") from None
         return value
 
     @field_validator("database_url")

@@ -24,6 +24,7 @@ app = typer.Typer(help="Tool servers that may use the broker.", no_args_is_help=
 
 DAY_MS = 24 * 3600 * 1000
 _LIFE = partial(typer.Option, min=1, max=100 * 366 * DAY_MS)
+_OR_NONE = partial(typer.Option, min=0, max=100 * 366 * DAY_MS)
 REMOVED_AT_ONCE = 5_000
 Name = Annotated[str, typer.Argument(help="The backend's name.")]
 Overlap = Annotated[
@@ -105,10 +106,15 @@ def update(
             help="For servers that keep some tasks.",
         ),
     ] = None,
-    max_ttl_ms: Annotated[int | None, _LIFE(help="Longest life of a task.")] = None,
-    default_ttl_ms: Annotated[int | None, _LIFE(help="Life of a task when not asked for.")] = None,
+    max_ttl_ms: Annotated[
+        int | None, _OR_NONE(help="Longest life of a task; 0: the broker's.")
+    ] = None,
+    default_ttl_ms: Annotated[
+        int | None, _OR_NONE(help="Life of a task when not asked for; 0: the broker's.")
+    ] = None,
     poll_interval_ms: Annotated[
-        int | None, typer.Option(min=1, max=DAY_MS, help="How often clients should ask.")
+        int | None,
+        typer.Option(min=0, max=DAY_MS, help="How often clients should ask; 0: the broker's."),
     ] = None,
 ) -> None:
     """Change what was set for a backend; what is not named stays. Its tasks stay as they are.
@@ -125,7 +131,9 @@ def update(
         "poll_interval_ms": poll_interval_ms,
     }
     changes: dict[str, Any] = {
-        field: None if value == "" else value for field, value in given.items() if value is not None
+        field: value if isinstance(value, bool) else value or None
+        for field, value in given.items()
+        if value is not None
     }
     if not changes:
         raise Refused("Name at least one thing to change; --help lists them.")

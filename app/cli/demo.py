@@ -15,7 +15,7 @@ from app.auth.keys import SecretBox, key_hash, new_backend_key
 from app.broker.context import Broker
 from app.db import backends
 from app.domain import signing
-from app.domain.backends import BackendTerms
+from app.domain.backends import Backend, BackendTerms
 from app.main import create_broker
 from app.settings import PREFIX, Settings, SettingsError
 
@@ -83,10 +83,21 @@ async def _renew(broker: Broker, settings: Settings, mcp_url: str) -> tuple[str,
         backend = await backends.by_name(connection, NAME)
         if backend is None:
             backend = await backends.add(connection, NAME, terms)
-        else:
-            await backends.set_terms(connection, backend.id, terms)
+        elif not _is_ours(backend):
+            raise SettingsError(
+                f"there is a backend {NAME} already that is not this demo: "
+                f"`taskbroker backend remove {NAME}`, or serve without --demo"
+            )
+        await backends.set_terms(connection, backend.id, terms)
+        await backends.set_disabled(connection, backend.id, None)
         await backends.expire_keys(connection, backend.id, now, now + _OVERLAP)
         await backends.expire_secrets(connection, backend.id, now, now + _OVERLAP)
         await backends.add_key(connection, backend.id, key_hash(key))
         await backends.add_secret(connection, backend.id, SecretBox(settings.keys).close(secret))
     return key, signing.encode_secret(secret)
+
+
+def _is_ours(backend: Backend) -> bool:
+    """Whether a backend of this name is what an earlier `serve --demo` has left."""
+    left = backend.terms.mcp_url or ""
+    return backend.terms.allow_anonymous and left.startswith("http://127.0.0.1:")

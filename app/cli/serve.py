@@ -30,6 +30,7 @@ from app.cli.runtime import (
 from app.db.data_dir import DataDir
 from app.db.migrations import migrate
 from app.main import create_app
+from app.mcp.door import LOOPBACK
 from app.settings import PREFIX, Settings, SettingsError, settings_without_effect
 
 log = structlog.get_logger(__name__)
@@ -100,6 +101,8 @@ def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -107,6 +110,8 @@ def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
     url = _url(settings, listener)
     with demo_tool_server(settings, url) if demo else nullcontext():
         _announce(settings, url, demo=demo)
+        if demo and settings.host not in LOOPBACK:
+            log.warning("--demo lets anybody who can reach this address call its tools")
         failed = not _run(config, listener, workers)
     if failed:
         sys.exit(1)

@@ -17,8 +17,10 @@ from app.errors import Invalid
 from app.views.modern import EXTENSION
 
 _Object = dict[str, Raw]
-_END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_DATA = re.compile(rb"^data:[ ]?([^\r\n]*)(?:\r\n|\r|\n)?", re.MULTILINE)
+_BOM = b"\xef\xbb\xbf"
+_END_OF_EVENT = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LONGEST_EVENT = 1024 * 1024
+"""Longer ones are no answers to what is edited; they pass."""
 
 
 def _offer_tasks(capabilities: _Object) -> None:
@@ -47,40 +49,42 @@ def edit_of(method: str, backend: Backend) -> Edit | None:
 def edited_message(message: bytes, edit: Edit) -> bytes:
     """A JSON-RPC answer with its capabilities edited; anything else comes back as it is."""
     try:
-        envelope = rawjson.decode(message, _Object)
+        envelope = rawjson.decode_body(message, _Object)
         result = _object(envelope["result"])
         capabilities = _object(result["capabilities"])
         edit(capabilities)
-    except (Invalid, KeyError):
+        result["capabilities"] = Raw(msgspec.json.encode(capabilities))
+        envelope["result"] = Raw(msgspec.json.encode(result))
+        return msgspec.json.encode(envelope)
+    except (Invalid, KeyError, UnicodeError):  # a name that is no text can be carried, not written
         return message
-    result["capabilities"] = Raw(msgspec.json.encode(capabilities))
-    envelope["result"] = Raw(msgspec.json.encode(result))
-    return msgspec.json.encode(envelope)
-
-
-async def edited_json(chunks: AsyncIterator[bytes], edit: Edit) -> AsyncIterator[bytes]:
-    """A body that is one JSON message."""
-    yield edited_message(b"".join([chunk async for chunk in chunks]), edit)
 
 
 async def edited_events(chunks: AsyncIterator[bytes], edit: Edit) -> AsyncIterator[bytes]:
-    """A stream of server-sent events, each with one JSON message."""
-    pending = b""
+    """A stream of server-sent events, each with one JSON message, up to the one that is edited."""
+    pending, searched, done = b"", 0, False
     async for chunk in chunks:
         pending += chunk
-        while (end := _END_OF_EVENT.search(pending)) is not None:
-            event, pending = pending[: end.end()], pending[end.end() :]
-            yield _edited_event(event, edit)
+        while not done and (end := _END_OF_EVENT.search(pending, searched)) is not None:
+            event, pending, searched = pending[: end.end()], pending[end.end() :], 0
+            edited = _edited_event(event, edit)
+            done = edited is not event
+            yield edited
+        searched = max(0, len(pending) - 3)  # an end of two lines may be cut anywhere
+        if done or len(pending) > _LONGEST_EVENT:
+            yield pending
+            pending, done = b"", True
     if pending:
         yield pending
 
 
 def _edited_event(event: bytes, edit: Edit) -> bytes:
-    data = b"\n".join(_DATA.findall(event))
+    lines = event.removeprefix(_BOM).splitlines()
+    data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
     edited = edited_message(data, edit)
     if edited == data:
         return event
-    others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
+    others = [line for line in lines if line and not line.startswith(b"data:")]
     data_lines = [b"data: " + line for line in edited.splitlines()]
     return b"\n".join([*others, *data_lines, b"", b""])
 

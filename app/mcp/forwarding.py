@@ -3,7 +3,10 @@
 (RFC 9110, 7.6: "Message Forwarding"; RFC 7239: "Forwarded".)
 """
 
+import hmac
 from collections.abc import Iterable
+from hashlib import sha256
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from app.asgi import Scope
@@ -22,6 +25,17 @@ _OURS = frozenset(
 """What the gateway says itself; from outside nobody may claim it."""
 
 
+_ABOUT_THE_BYTES = frozenset(
+    (b"content-digest", b"content-encoding", b"content-length", b"content-md5", b"digest",
+     b"etag", b"repr-digest")
+)  # fmt: skip
+
+
+def pseudonym(key: bytes) -> bytes:
+    """What this installation calls itself in `Via` (RFC 9110, 7.6.3), to know itself again."""
+    return b"taskbroker-" + hmac.digest(key, b"taskbroker/v1/via", sha256)[:6].hex().encode()
+
+
 def upstream_url(mcp_url: str, query: bytes) -> str:
     """The address of a tool server, with the query that the client's request came with."""
     if not query:
@@ -29,7 +43,7 @@ def upstream_url(mcp_url: str, query: bytes) -> str:
     return f"{mcp_url}{'&' if urlsplit(mcp_url).query else '?'}{query.decode('ascii', 'ignore')}"
 
 
-def request_headers(scope: Scope, handle: str, *, plain: bool) -> RawHeaders:
+def request_headers(scope: Scope, handle: str, pseudonym: bytes, *, plain: bool) -> RawHeaders:
     """The headers of a client's request as the tool server gets them. Raises Invalid.
 
     `plain` asks for an answer that is not compressed.
@@ -45,15 +59,17 @@ def request_headers(scope: Scope, handle: str, *, plain: bool) -> RawHeaders:
         _check_text(name, value)
     if plain:
         kept.append((b"accept-encoding", b"identity"))
-    return [*kept, *_about_the_client(scope), (b"task-owner", handle.encode())]
+    kept += [(b"via", b"1.1 " + pseudonym), (b"task-owner", handle.encode())]
+    return [*kept, *_about_the_client(scope)]
 
 
 def response_headers(given: Iterable[tuple[bytes, bytes]], *, edited: bool) -> RawHeaders:
     """The headers of a tool server's answer as the client gets them.
 
-    The server that we run in says the date; the length of an edited body is not known yet.
+    The server that we run in says the date. What describes the bytes of a body is not true of
+    an edited one.
     """
-    dropped = {b"date", b"content-length"} if edited else {b"date"}
+    dropped = {b"date"} | (_ABOUT_THE_BYTES if edited else set())
     lower = [(name.lower(), value) for name, value in given]
     return [(name, value) for name, value in _end_to_end(lower) if name not in dropped]
 
@@ -70,7 +86,7 @@ def _end_to_end(given: RawHeaders) -> RawHeaders:
 
 def _about_the_client(scope: Scope) -> RawHeaders:
     client = scope.get("client")
-    address = client[0] if client else "unknown"
+    address = _address(client[0]) if client else "unknown"
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     node = f'"[{address}]"' if ":" in address else address
     quoted = host.replace(b"\\", b"").replace(b'"', b"")
@@ -81,6 +97,13 @@ def _about_the_client(scope: Scope) -> RawHeaders:
         (b"x-forwarded-host", host),
         (b"x-forwarded-proto", scheme.encode()),
     ]
+
+
+def _address(host: str) -> str:
+    try:
+        return str(ip_address(host))
+    except ValueError:  # a socket without one, or what a proxy made of it
+        return "unknown"
 
 
 def _check_text(name: bytes, value: bytes) -> None:

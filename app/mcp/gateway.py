@@ -5,11 +5,13 @@ server, and its answer back, as they come; the tool server learns whose call it 
 `Task-Owner` header.
 """
 
+import asyncio
 from typing import NamedTuple
 
 import structlog
 
 from app.asgi import (
+    BODY_SECONDS,
     Answer,
     ClientGone,
     Headers,
@@ -27,14 +29,16 @@ from app.auth.remembered import Remembered
 from app.broker.context import Broker, Caller
 from app.db import backends
 from app.domain.backends import NAME, Backend
-from app.errors import BrokerError, TooLarge
+from app.errors import BrokerError, TooLarge, TooSlow
 from app.mcp import advertising, forwarding, jsonrpc
 from app.mcp.answering import Answering
 from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
 from app.mcp.jsonrpc import RpcFailure
-from app.mcp.passing import Onward, Passing
-from app.mcp.peek import peek
+from app.mcp.peek import message_id, peek
+from app.mcp.relay import Outbound, Relay, bad_gateway
 from app.mcp.subjects import LISTEN, is_about_tasks, task_ids
+from app.mcp.upstreams import BadGateway, Disabled, Loop
+from app.views import modern
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +50,7 @@ class _Route(NamedTuple):
     """Where a request goes that may come in."""
 
     backend: Backend
-    request: Onward
+    request: Outbound
 
 
 class Gateway:
@@ -57,8 +61,9 @@ class Gateway:
         doorkeeper: Doorkeeper,
         handles: Handles,
         answering: Answering,
-        passing: Passing,
+        relay: Relay,
         *,
+        pseudonym: bytes,
         max_body_bytes: int,
     ) -> None:
         self._broker = broker
@@ -66,7 +71,8 @@ class Gateway:
         self._doorkeeper = doorkeeper
         self._handles = handles
         self._answering = answering
-        self._passing = passing
+        self._relay = relay
+        self._pseudonym = pseudonym
         self._max_body_bytes = max_body_bytes
         self._backends = Remembered(self._find_backend)
 
@@ -75,7 +81,7 @@ class Gateway:
         try:
             decided = await self._decide(scope, body)
             if isinstance(decided, _Route):
-                answer = await self._passing(decided.backend, decided.request, body, send)
+                answer = await self._relay(decided.backend, decided.request, body, send)
             else:
                 answer = decided
         except ClientGone:
@@ -88,8 +94,10 @@ class Gateway:
         try:
             headers = headers_of(scope)
             return self._refuse(scope["method"], headers) or await self._route(scope, headers, body)
+        except BadGateway as error:
+            return bad_gateway(error, message_id(body))
         except BrokerError as error:
-            return turned_away(error, headers, body.rpc_id)
+            return turned_away(error, headers, message_id(body))
         except ClientGone:
             raise
         except Exception:
@@ -105,7 +113,8 @@ class Gateway:
         return None
 
     async def _route(self, scope: Scope, headers: Headers, body: StreamedBody) -> Answer | _Route:
-        backend = await self._backends.get(scope["path"].removeprefix(PREFIX))
+        name: str = scope["path"].removeprefix(PREFIX)
+        backend = await self._backends.get(name) if NAME.fullmatch(name) else None
         if backend is None or backend.terms.mcp_url is None:
             return refusal(404, "No tool server with an mcp-url is registered under this name")
         if scope["method"] == "POST":
@@ -121,49 +130,55 @@ class Gateway:
             if self._is_ours(method, body.head, caller, backend):
                 return await self._answering(body.head, headers, caller)
         if backend.disabled_at is not None:
-            return refusal(503, "The operator has disabled this tool server")
+            raise Disabled
+        if self._came_from_here(headers):
+            raise Loop
         edit = advertising.edit_of(method, backend)
         handle = self._handles.issue(owner, backend.name)
-        request = Onward(
+        request = Outbound(
             scope["method"],
             forwarding.upstream_url(backend.terms.mcp_url, scope["query_string"]),
-            forwarding.request_headers(scope, handle, plain=edit is not None),
+            forwarding.request_headers(scope, handle, self._pseudonym, plain=edit is not None),
             edit,
+            endless=scope["method"] == "GET" or method == LISTEN,
         )
         return _Route(backend, request)
+
+    def _came_from_here(self, headers: Headers) -> bool:
+        return self._pseudonym in headers.get(b"via", b"")
 
     async def _method(self, headers: Headers, body: StreamedBody) -> str:
         """The method of the message: from its header, or else from as little body as tells it.
 
-        The header is believed: whoever lies in it is answered about the mismatch, here or there.
+        The header is believed in the era that has it: there whoever answers, the broker or the
+        tool server, must compare it with the body.
         """
         named = text_header(headers, b"mcp-method")
-        if named is not None:
+        if named is not None and text_header(headers, b"mcp-protocol-version") == modern.VERSION:
             return named
-        looked_at = 0
-        while True:
-            seen = peek(body.head, complete=body.complete)
-            if seen.settled:
-                return seen.method or ""
-            if len(body.head) > self._max_body_bytes:
-                raise TooLarge("Name the method within the first part of a body this large.")
-            looked_at = max(2 * looked_at, 1)  # looking again costs as much as what is there
-            while not body.complete and len(body.head) < looked_at:
-                await body.grow()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    seen = peek(body.head, complete=body.complete)
+                    if seen.settled:
+                        return seen.method or ""
+                    if len(body.head) > self._max_body_bytes:
+                        raise TooLarge("Name the method in the first part of a body this large.")
+                    await body.grow(2 * len(body.head))  # to look again costs what is there
+        except TimeoutError:
+            raise TooSlow("The method of the message did not come in time.") from None
 
     def _is_ours(self, method: str, body: bytes, caller: Caller, backend: Backend) -> bool:
+        if method != LISTEN and not backend.terms.forward_unknown_tasks:
+            return True
         try:
             ids = task_ids(body)
         except RpcFailure:
             return True  # the answer says what is wrong with it
-        if method == LISTEN and not ids:
-            return False
         if not backend.terms.forward_unknown_tasks:
-            return True
+            return bool(ids)
         return any(self._broker.keyring.verify(task_id, caller.owner) for task_id in ids)
 
     async def _find_backend(self, name: str) -> Backend | None:
-        if NAME.fullmatch(name) is None:
-            return None
         async with self._broker.db.transaction() as connection:
             return await backends.by_name(connection, name)

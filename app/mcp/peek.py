@@ -8,6 +8,8 @@ import json
 import re
 from typing import NamedTuple
 
+from app.asgi import StreamedBody
+
 _TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: an unended text fails in one pass
 _NAME = re.compile(rb"[\s,]*(" + _TEXT + rb")\s*:\s*", re.DOTALL)
 _SCALAR = re.compile(rb"(" + _TEXT + rb")|[^\s,{}\[\]\"]+(?=[\s,}])", re.DOTALL)
@@ -48,6 +50,11 @@ def peek(head: bytes, *, complete: bool) -> Peek:
     )
 
 
+def message_id(body: StreamedBody) -> bytes | None:
+    """The id of the message that a body is, if it stands in what has been received."""
+    return peek(body.head, complete=body.complete).id
+
+
 def _end_of_value(head: bytes, start: int) -> int:
     """Where the value that begins at `start` ends, or -1 if that is not there yet."""
     if head[start : start + 1] not in (b"{", b"["):
@@ -68,8 +75,10 @@ def _end_of_value(head: bytes, start: int) -> int:
 
 
 def _text(value: bytes) -> str | None:
-    try:
-        text = json.loads(value)
-    except ValueError:
+    if value[:1] != b'"':
         return None
-    return text if isinstance(text, str) else None
+    try:
+        text: str = json.loads(value)
+    except ValueError:  # an escape that is none, or no UTF-8
+        return None
+    return text

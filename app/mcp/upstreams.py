@@ -1,31 +1,24 @@
-"""Connections to the tool servers behind the gateway: one pool for each, so that none can use up
-what another needs.
-"""
+"""Connections to the tool servers behind the gateway, kept apart for each."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from app.asgi import ClientGone
 from app.domain.backends import Backend
 from app.errors import BrokerError
+from app.mcp.forwarding import RawHeaders
 
-CONNECTIONS = 500
-"""At once, for one tool server; whoever comes then waits as for a slow connect."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = (
     3.0  # less than servers keep an idle connection, so that they do not close ours first
 )
 _HEADER_BYTES = 65_536
 _AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
-
-RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class BadGateway(BrokerError):
@@ -64,68 +57,102 @@ class AnswerTooLarge(BadGateway):
     outcome = "too_large"
 
 
-class Call(NamedTuple):
-    """A request to a tool server. Header names are in lower case."""
+class Loop(BadGateway):
+    """The address of the tool server leads back to this gateway; its operator must correct it."""
 
-    method: str
-    url: str
-    headers: RawHeaders
-    body: bytes | AsyncIterator[bytes] | None
+    status = 508
+    outcome = "loop"
+
+
+class Disabled(BadGateway):
+    """The operator has disabled this tool server."""
+
+    status = 503
+    outcome = "disabled"
 
 
 class Upstreams:
-    """Calls tool servers. `answer_seconds` bounds the time to the head of an answer."""
+    """Calls tool servers, which have `answer_seconds` to begin an answer, and to go on with one."""
 
     def __init__(self, answer_seconds: float) -> None:
-        self.answer_seconds = answer_seconds
+        self._answer_seconds = answer_seconds
         self._sessions: dict[int, aiohttp.ClientSession] = {}
 
-    @asynccontextmanager
-    async def call(self, backend: Backend, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of the answer; its body is read inside the block, and may be left unread.
+    async def ask(
+        self,
+        backend: Backend,
+        method: str,
+        url: str,
+        headers: RawHeaders,
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        plain: object = None,
+    ) -> aiohttp.ClientResponse:
+        """The head of the answer; the caller closes it. Raises BadGateway.
 
-        Raises Unreachable, Broken or NoAnswer, also for what happens while the body is read.
+        If `plain`, the body of the answer is decompressed.
         """
-        response = None
-        try:
-            async with asyncio.timeout(self.answer_seconds):
-                response = await self._session(backend).request(
-                    call.method,
-                    URL(call.url, encoded=True),
-                    data=call.body,
-                    headers=CIMultiDict([(n.decode(), v.decode()) for n, v in call.headers]),
+        with self._failures():
+            async with asyncio.timeout(self._answer_seconds) as deadline:
+                return await self._session(backend).request(
+                    method,
+                    URL(url, encoded=True),
+                    data=self._timed(body, deadline) if isinstance(body, AsyncIterator) else body,
+                    headers=CIMultiDict([(n.decode(), v.decode()) for n, v in headers]),
                     skip_auto_headers=_AUTOMATIC,
                     allow_redirects=False,
+                    auto_decompress=plain is not None,
                 )
-            yield response
-        except aiohttp.ConnectionTimeoutError:
-            raise NoAnswer("The tool server could not be reached in time.") from None
-        except TimeoutError:
-            raise NoAnswer(
-                f"The tool server did not answer within {self.answer_seconds:g} seconds."
-            ) from None
-        except aiohttp.ClientConnectorError as error:
-            raise Unreachable from error
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error.__cause__, (BrokerError, ClientGone)):  # from the client's body
-                raise error.__cause__ from None
-            raise Broken from error
-        finally:
-            if response is not None:
-                response.close()
+
+    async def _timed(
+        self, body: AsyncIterator[bytes], deadline: asyncio.Timeout
+    ) -> AsyncIterator[bytes]:
+        """A body that is still being sent: its sender's time is not the tool server's."""
+        async for part in body:
+            _extend(deadline, self._answer_seconds)
+            yield part
+            _extend(deadline, None)
+        _extend(deadline, self._answer_seconds)
+
+    async def read(
+        self, response: aiohttp.ClientResponse, *, may_be_silent: bool
+    ) -> AsyncIterator[bytes]:
+        """The body of an answer as it comes. Raises BadGateway."""
+        seconds = None if may_be_silent else self._answer_seconds
+        while True:
+            with self._failures():
+                async with asyncio.timeout(seconds):
+                    chunk = await response.content.readany()
+            if not chunk:
+                return
+            yield chunk
 
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
 
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except aiohttp.ConnectionTimeoutError:
+            raise NoAnswer("The tool server could not be reached in time.") from None
+        except TimeoutError:
+            raise NoAnswer(
+                f"The tool server did not answer within {self._answer_seconds:g} seconds."
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Broken from error
+
     def _session(self, backend: Backend) -> aiohttp.ClientSession:
         session = self._sessions.get(backend.id)
         if session is None:
             session = self._sessions[backend.id] = aiohttp.ClientSession(
+                # Each connection belongs to one of a client's, and those are bounded elsewhere.
                 connector=aiohttp.TCPConnector(
-                    limit=CONNECTIONS,
-                    keepalive_timeout=IDLE_SECONDS,
-                    socket_factory=_socket,
+                    limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket
                 ),
                 timeout=aiohttp.ClientTimeout(connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),  # a cookie belongs to one client
@@ -134,6 +161,12 @@ class Upstreams:
                 max_field_size=_HEADER_BYTES,
             )
         return session
+
+
+def _extend(deadline: asyncio.Timeout, seconds: float | None) -> None:
+    with suppress(RuntimeError):  # an answer may come before the end of its request
+        when = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        deadline.reschedule(when)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

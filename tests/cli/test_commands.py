@@ -93,9 +93,12 @@ def test_what_was_set_can_be_changed_and_the_rest_stays(taskbroker: Command) -> 
     assert details["allowAnonymous"] is True
     assert details["maxTtlMs"] == 9
 
-    taskbroker("backend", "update", "b", "--mcp-url", "", "--no-allow-anonymous")
+    taskbroker(
+        "backend", "update", "b", "--mcp-url", "", "--no-allow-anonymous", "--max-ttl-ms", "0"
+    )
     details = data(taskbroker("backend", "show", "b", "--json"))
     assert details["mcpUrl"] is None
+    assert details["maxTtlMs"] is None
     assert details["allowAnonymous"] is False
 
 

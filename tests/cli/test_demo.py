@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import BrokerProcess, gone, running_broker
+from tests.support.processes import BrokerProcess, folder_for_all, gone, running_broker
 from tests.support.service import META, VERSION
 from tests.support.waiting import until
 
@@ -60,13 +60,41 @@ def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
 
 
 def test_a_task_of_the_demo_outlives_a_restart() -> None:
-    """The broker keeps it; the tool server is a new one, so what ran there has failed."""
+    """The broker keeps it; the tool server is a new one, so what ran there fails in the end."""
     with running_broker("demo-restart", demo=True) as broker:
         called = ask(broker, "tools/call", name="slow_compute", arguments={"seconds": 60})
         task_id = called.json()["result"]["taskId"]
         assert broker.terminate() == 0
         broker.start()
-        seen = ask(broker, "tasks/get", taskId=task_id).json()["result"]
-        assert seen["status"] in ("working", "failed")
+        assert _status(broker, task_id) in ("working", "failed")
         answer = ask(broker, "tools/call", name="greet", arguments={"name": "again"})
         assert answer.json()["result"]["content"][0]["text"] == "Hello, again!"
+
+
+def test_a_stream_ends_cleanly_when_the_broker_does() -> None:
+    with running_broker("demo-stream", demo=True) as broker:
+        listening = {"notifications": {"toolsListChanged": True}, "_meta": META}
+        message = {
+            "jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": listening,
+        }  # fmt: skip
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": VERSION,
+            "mcp-method": "subscriptions/listen",
+        }
+        url = f"{broker.url}/mcp/demo"
+        with httpx.stream("POST", url, json=message, headers=headers, timeout=60) as stream:
+            incoming = stream.iter_text()
+            assert "subscriptions/acknowledged" in next(incoming)
+            os.kill(broker.process.pid, signal.SIGTERM)
+            list(incoming)  # raises when the stream is cut off instead
+        assert broker.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("url", ["https://real.example/mcp", ""])
+async def test_a_backend_of_an_operator_is_not_taken_for_the_demo(url: str) -> None:
+    with folder_for_all() as folder:
+        broker = BrokerProcess(folder / "data", "demo-taken", demo=True)
+        await broker.run(f"backend add demo --mcp-url {url}" if url else "backend add demo")
+        broker.spawn()
+        assert broker.process.wait(60) == 1

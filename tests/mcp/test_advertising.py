@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,19 @@ def test_what_is_no_such_answer_comes_back_as_it_is(message: bytes) -> None:
     assert edited_message(message, _offer_tasks) == message
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"result": {"capabilities": {}, "\\ud83d": 1}}',
+        b'{"result": {"capabilities": {}, "a": "\xff", "\\ud83d": 1}}',
+        b'{"result": {"capabilities": {"a": ' + b"[" * 5000 + b"]" * 5000 + b"}}}",
+    ],
+    ids=["name-is-no-text", "no-utf-8", "too-deep"],
+)
+def test_what_cannot_be_written_again_comes_back_as_it_is(message: bytes) -> None:
+    assert edited_message(message, _offer_tasks) == message
+
+
 def test_an_extension_with_settings_becomes_the_plain_one() -> None:
     """Clients read a value with members as an extension that they do not know."""
     offered = {"extensions": {TASKS: {"list": True}, "x/y": {}}}
@@ -37,22 +51,37 @@ def test_an_extension_with_settings_becomes_the_plain_one() -> None:
     assert edited == discovery({"extensions": {TASKS: {}, "x/y": {}}})
 
 
-async def test_an_event_is_found_however_the_stream_is_cut() -> None:
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+async def test_an_event_is_found_however_the_stream_is_cut(end: str) -> None:
     message = json.dumps(discovery({}), indent=1)
-    data = "\r\n".join(f"data: {line}" for line in message.splitlines())
-    stream = f": ping\r\n\r\nid: 1\r\n{data}\r\n\r\ndata: other\n\nrest".encode()
+    data = end.join(f"data: {line}" for line in message.splitlines())
+    stream = f": ping{end}{end}id: 1{end}{data}{end}{end}data: other\n\nrest".encode()
     for cut in range(1, len(stream)):
         edited = b"".join(
             [event async for event in edited_events(_in_two(stream, cut), _offer_tasks)]
         )
-        first, second, rest = edited.removeprefix(b": ping\r\n\r\n").split(b"\n\n")
-        lines = first.decode().splitlines()
-        assert lines[0] == "id: 1"
-        text = "\n".join(line.removeprefix("data: ") for line in lines[1:])
+        ping, first, second, rest = "\n".join(edited.decode().splitlines()).split("\n\n")
+        name, *lines = first.splitlines()
+        text = "\n".join(line.removeprefix("data: ") for line in lines)
         assert json.loads(text) == discovery({"extensions": {TASKS: {}}})
-        assert (second, rest) == (b"data: other", b"rest")
+        assert (ping, name, second.strip(), rest) == (": ping", "id: 1", "data: other", "rest")
 
 
 async def _in_two(stream: bytes, cut: int) -> AsyncIterator[bytes]:
     yield stream[:cut]
     yield stream[cut:]
+
+
+async def test_what_never_becomes_an_event_is_not_kept() -> None:
+    """Nobody can make the broker hold or search more than one long event."""
+    kilobyte = b"x" * 1024
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(30_000):
+            yield kilobyte
+
+    largest, total = 0, 0
+    async for part in edited_events(endless(), _offer_tasks):
+        largest, total = max(largest, len(part)), total + len(part)
+    assert total == 30_000 * 1024
+    assert largest < 2 * 1024 * 1024

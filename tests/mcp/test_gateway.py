@@ -166,16 +166,13 @@ async def test_headers_between_two_hops_end_at_the_hop(
 
 
 async def test_the_tool_server_learns_where_the_request_came_from(
-    service: Service, upstream: Upstream
+    online: Service, upstream: Upstream
 ) -> None:
-    await service.tool_server(mcp_url=upstream.url)
+    await online.tool_server(mcp_url=upstream.url)
     claims = {"x-forwarded-for": "6.6.6.6", "forwarded": "for=6.6.6.6", "x-forwarded-host": "evil"}
 
-    await (
-        service.client()
-        .through("tools")
-        .request("tools/list", headers={**claims, "host": "localhost:8080"})
-    )
+    claims |= {"X_Forwarded_For": "6.6.6.6", "host": "localhost:8080"}
+    await online.client().through("tools").request("tools/list", headers={**claims})
 
     got = upstream.last
     assert got.header("x-forwarded-for") == "127.0.0.1"
@@ -183,6 +180,39 @@ async def test_the_tool_server_learns_where_the_request_came_from(
     assert got.header("x-forwarded-proto") == "http"
     assert got.header("forwarded") == 'for=127.0.0.1;host="localhost:8080";proto=http'
     assert f"http://{got.header('host')}/mcp" == upstream.url
+    assert got.header("x_forwarded_for") is None
+    assert str(got.header("via")).startswith("1.1 taskbroker-")
+
+
+async def test_an_address_that_leads_back_here_is_found_out(online: Service) -> None:
+    await online.tool_server(mcp_url=f"{online.http.base_url}/mcp/tools")
+    client = online.client().through("tools")
+    status, message = await _failure(client)
+    assert status == 508
+    assert "leads back" in message
+
+
+async def test_a_header_that_is_no_text_is_refused(online: Service, upstream: Upstream) -> None:
+    await online.tool_server(mcp_url=upstream.url)
+    response = await online.http.post(
+        "/mcp/tools",
+        headers=[(b"authorization", b"Bearer x"), (b"x-name", b"J\xf6rg")],
+        content=b"{}",
+    )
+    assert response.status_code == 400
+    assert "x-name" in response.json()["error"]["message"]
+    assert not upstream.received
+
+
+async def test_the_address_of_a_tool_server_may_have_a_query(
+    service: Service, upstream: Upstream
+) -> None:
+    await service.tool_server(mcp_url=f"{upstream.url}?key=1")
+    client = service.client().through("tools")
+    await client.request("tools/list")
+    assert upstream.last.query == b"key=1"
+    await client.post({}, path="/mcp/tools?region=eu%20west")
+    assert upstream.last.query == b"key=1&region=eu%20west"
 
 
 async def test_a_cookie_of_one_client_is_never_sent_with_anothers_call(
@@ -268,6 +298,18 @@ async def test_task_methods_are_recognised_without_their_header(
     response = await service.client().through("tools").post(body % name.encode())
     assert response.json()["error"]["code"] == -32020
     assert response.json()["id"] == 5
+    assert not upstream.received
+
+
+async def test_clients_of_earlier_versions_are_not_believed_about_the_method(
+    service: Service, upstream: Upstream
+) -> None:
+    """Their tool servers compare nothing."""
+    await service.tool_server(mcp_url=upstream.url)
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"taskId": "x"}}
+    headers = {"mcp-method": "tools/call", "mcp-protocol-version": "2025-11-25"}
+    response = await service.client().through("tools").post(message, {**headers})
+    assert "error" in response.json()
     assert not upstream.received
 
 
@@ -416,12 +458,15 @@ async def test_anonymous_callers_come_in_where_the_backend_allows_it(
     assert (await anonymous.through("open").get(task.id))["status"] == "working"
 
 
-async def test_a_revoked_key_stays_outside(service: Service, upstream: Upstream) -> None:
+async def test_an_unknown_key_stays_outside_and_its_call_is_named(
+    service: Service, upstream: Upstream
+) -> None:
     await service.tool_server(mcp_url=upstream.url)
     unknown = service.client(secret("tbc_unknown-key-of-a-client")).through("tools")
-    response = await unknown.request("tools/list")
+    response = await unknown.request("tools/list", rpc_id="call-1")
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == 'Bearer error="invalid_token"'
+    assert response.json()["id"] == "call-1"
     assert not upstream.received
 
 
@@ -448,7 +493,8 @@ async def test_a_disabled_tool_server_is_not_called_but_its_tasks_can_be_read(
     task = await tools.create(client)
     await service.disable(tools)
 
-    assert (await client.request("tools/list")).status_code == 503
+    status, message = await _failure(client)
+    assert (status, message) == (503, "The operator has disabled this tool server.")
     assert (await client.get(task.id))["status"] == "working"
     assert not upstream.received
 
@@ -503,6 +549,30 @@ async def test_discovery_comes_back_with_the_tasks_extension(
         "capabilities": {"tools": {"list": 1}, "extensions": {"x/y": {"a": 1}, TASKS: {}}},
     }
     assert upstream.last.header("accept-encoding") == "identity"
+
+
+async def test_a_compressed_discovery_is_unpacked(service: Service, upstream: Upstream) -> None:
+    """It was asked for plain."""
+    await service.tool_server(mcp_url=upstream.url)
+    body = gzip.compress(json.dumps({"id": 1, "result": DISCOVERED}).encode())
+    headers = [("content-type", "application/json"), ("content-encoding", "gzip"), ("etag", "x")]
+    upstream.behaviour = answer_with(body, headers=headers)
+    response = await service.client().through("tools").request("server/discover")
+    assert response.json()["result"]["capabilities"]["extensions"][TASKS] == {}
+    assert "content-encoding" not in response.headers
+    assert "etag" not in response.headers
+    assert response.headers["content-length"] == str(len(response.content))
+
+
+async def test_a_discovery_that_breaks_off_is_a_failure(
+    service: Service, upstream: Upstream
+) -> None:
+    await service.tool_server(mcp_url=upstream.url)
+    upstream.behaviour = answer_with(
+        b'{"id": 1', headers=[("content-type", "application/json"), ("content-length", "99")]
+    )
+    response = await service.client().through("tools").request("server/discover", rpc_id=3)
+    assert (response.status_code, response.json()["id"]) == (502, 3)
 
 
 async def test_an_error_in_place_of_discovery_comes_back_as_it_is(
@@ -746,8 +816,8 @@ async def test_a_silent_stream_outlives_the_time_for_an_answer(
         await service.tool_server(mcp_url=upstream.url)
         upstream.behaviour = feed = Feed()
         async with service.http.stream("GET", "/mcp/tools", headers=_authorized()) as response:
-            late = asyncio.get_running_loop().time() + 0.3
-            await eventually(lambda: asyncio.get_running_loop().time() > late)
+            upstream.behaviour = hang
+            assert (await _failure(service.client().through("tools")))[0] == 504
             await feed.events.put(b"data: late\n\n")
             assert await anext(response.aiter_bytes()) == b"data: late\n\n"
             await feed.events.put(None)
@@ -802,6 +872,89 @@ async def test_a_body_is_passed_on_while_it_is_still_being_sent(
     go_on.set()
     assert (await call).status_code == 200
     assert upstream.last.body == beginning + b'"}}'
+
+
+async def test_an_answer_that_breaks_off_does_not_look_whole(
+    online: Service, upstream: Upstream
+) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await online.tool_server(mcp_url=f"http://127.0.0.1:{port}/mcp")
+        with pytest.raises(httpx.RemoteProtocolError):
+            await online.client().through("tools").request("tools/call")
+
+
+async def test_an_answer_may_come_before_the_end_of_its_request(
+    online: Service, upstream: Upstream
+) -> None:
+    await online.tool_server(mcp_url=upstream.url)
+    answered = asyncio.Event()
+
+    async def answer_at_once(_: Received, __: Receive, send: Send) -> None:
+        await respond(send, b'{"early": true}', status=413)
+
+    async def until_answered() -> AsyncIterator[bytes]:
+        yield b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"a": "'
+        await answered.wait()
+        yield b'"}}'
+
+    upstream.behaviour = answer_at_once
+    request = online.http.build_request(
+        "POST", "/mcp/tools", content=until_answered(), headers=_authorized()
+    )
+    sending = asyncio.create_task(online.http.send(request))
+    await eventually(lambda: upstream.received)
+    answered.set()
+    assert (await sending).status_code == 413
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_takes_its_call_along(
+    online: Service, upstream: Upstream
+) -> None:
+    await online.tool_server(mcp_url=upstream.url)
+    broken_off = asyncio.Event()
+
+    async def note_the_end(request: Received, receive: Receive, _: Send) -> None:
+        while (message := await receive())["type"] == "http.request":
+            request.body += message["body"]
+        broken_off.set()
+
+    upstream.behaviour = note_the_end
+    url = online.http.base_url
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /mcp/tools HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer x\r\n"
+        b'content-length: 1000\r\n\r\n{"method": "tools/call", "params": {'
+    )
+    await eventually(lambda: upstream.received and upstream.last.body)
+    writer.close()
+    await asyncio.wait_for(broken_off.wait(), 10)
+    counted = 'taskbroker_gateway_requests_total{backend="tools",outcome="client_gone"} 1.0'
+    await eventually(lambda: _shows(online, counted))
+
+
+async def _shows(service: Service, line: str) -> bool:
+    return line in (await service.http.get("/metrics")).text
+
+
+async def test_open_streams_leave_room_for_calls(online: Service, upstream: Upstream) -> None:
+    await online.tool_server(mcp_url=upstream.url)
+    upstream.behaviour = Feed()
+    streams = [
+        asyncio.create_task(online.http.get("/mcp/tools", headers=_authorized())) for _ in range(90)
+    ]
+    await eventually(lambda: len(upstream.received) == len(streams))
+    upstream.behaviour = answer_with(b"{}")
+    assert (await online.client().through("tools").request("tools/call")).status_code == 200
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
 
 
 async def test_what_was_passed_on_is_counted(service: Service, upstream: Upstream) -> None:

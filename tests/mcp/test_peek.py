@@ -52,17 +52,8 @@ def test_a_part_of_a_message_tells_nothing_wrong(
 
 
 @given(st.binary(max_size=60) | texts.map(str.encode))
-def test_what_is_no_message_is_let_through(body: bytes) -> None:
-    assert peek(body, complete=True).settled
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b'{"jsonrpc": "2.0", "id": 7, "result": {', b'{"error": {"code": 1', b"[{", b" \n[", b"no"],
-)
-def test_what_names_no_method_is_known_early(head: bytes) -> None:
-    seen = peek(head + b"x" * 50 + b"}", complete=False)
-    assert seen.method is None
+def test_what_is_no_message_names_no_method(body: bytes) -> None:
+    assert peek(b"x" + body, complete=True) == (None, None, True)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,9 @@ def test_what_names_no_method_is_known_early(head: bytes) -> None:
     [
         (b'{"id": 7, "result": {"a": 1}, ', True),
         (b'{"id": 7, "error": {}, ', True),
-        (b"[", True),
+        (b"[{", True),
+        (b'{"method": 7, ', True),
+        (b" \n[", True),
         (b"no json", True),
         (b"", False),
         (b"  {", False),
@@ -80,6 +73,11 @@ def test_what_names_no_method_is_known_early(head: bytes) -> None:
 )
 def test_looking_ends_when_nothing_more_can_come_of_it(head: bytes, settled: bool) -> None:
     assert peek(head, complete=False).settled is settled
+
+
+@pytest.mark.parametrize("value", [b"[" * 3000, b'{"a":' * 3000, b'"\\uZZZZ"', b'"\xff"', b"7"])
+def test_a_method_that_is_no_text_is_none(value: bytes) -> None:
+    assert peek(b'{"method": %b, "id": 1}' % value, complete=True).method is None
 
 
 def test_a_megabyte_of_escapes_is_looked_at_in_one_pass() -> None:

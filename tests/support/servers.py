@@ -19,7 +19,12 @@ Behaviour = Callable[["Received", Receive, Send], Awaitable[None]]
 async def serving(application: Application) -> AsyncIterator[str]:
     """Serves an ASGI application on a free port; its URL."""
     config = uvicorn.Config(
-        application, port=0, log_config=None, ws="none", timeout_graceful_shutdown=5
+        application,
+        port=0,
+        log_config=None,
+        ws="none",
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
     with (listener := config.bind_socket()):
