@@ -62,6 +62,11 @@ CLIENT_PIP = bin/pip --disable-pip-version-check install --quiet --no-deps --req
 	.venv-client-mcp/$(CLIENT_PIP) -r $<
 	@cp $< $@
 
+.venv-recipe-fastmcp/installed.txt: requirements/recipe-fastmcp.txt
+	$(PYTHON) -m venv --clear .venv-recipe-fastmcp
+	.venv-recipe-fastmcp/$(CLIENT_PIP) -r $<
+	@cp $< $@
+
 tests/clients/ext_tasks/node_modules: tests/clients/ext_tasks/package-lock.json
 	cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
@@ -78,7 +83,7 @@ examples/typescript/dist: examples/typescript/node_modules sdk/typescript/dist e
 	cd $(@D) && npm run --silent build
 	@touch $@
 
-clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
+clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt .venv-recipe-fastmcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
 	$(BIN)/python -m pytest -m clients
 
 .venv-ingress/installed.txt: requirements/ingress.txt
