@@ -7,7 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -27,9 +27,10 @@ _POLL_INTERVAL_MS = 500
 
 
 @contextmanager
-def demo_tool_server(settings: Settings, broker_url: str) -> Iterator[None]:
+def demo_tool_server(settings: Settings, broker_url: str) -> Iterator[Callable[[], None]]:
     """Runs it, registered as the backend `demo`, for as long as the block lasts.
 
+    Gives a way to end it earlier: it has to report on its tasks, so the broker should end after it.
     Its socket listens before it does, so that the first calls wait instead of failing.
     """
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
@@ -55,15 +56,19 @@ def demo_tool_server(settings: Settings, broker_url: str) -> Iterator[None]:
                 "BROKER_WEBHOOK_SECRET": secret,
             },
         )
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         process.terminate()
         try:
             process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    try:
+        yield end
+    finally:
+        end()
 
 
 async def _register(settings: Settings, mcp_url: str) -> tuple[str, str]:

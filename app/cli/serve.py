@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import FrameType
 from typing import Annotated
@@ -108,24 +110,59 @@ def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
     )
     listener = _bind(config)
     url = _url(settings, listener)
-    with demo_tool_server(settings, url) if demo else nullcontext():
+    with demo_tool_server(settings, url) if demo else nullcontext(_nothing) as end_demo:
         _announce(settings, url, demo=demo)
         if demo and settings.host not in LOOPBACK:
             log.warning("--demo lets anybody who can reach this address call its tools")
-        failed = not _run(config, listener, workers)
+        failed = not _run(config, listener, workers, end_demo)
     if failed:
         sys.exit(1)
 
 
-def _run(config: uvicorn.Config, listener: socket.socket, workers: int) -> bool:
-    """Serves until it is told to end. Whether it ever did."""
+def _run(
+    config: uvicorn.Config, listener: socket.socket, workers: int, first: Callable[[], None]
+) -> bool:
+    """Serves until it is told to end, and does `first` before it does. Whether it ever served."""
     if workers == 1:
-        server = uvicorn.Server(config)
+        server = _Server(config)
+        server.first = first
         server.run(sockets=[listener])
         return server.started
-    supervisor = Multiprocess(config, sockets=[listener])
+    supervisor = _Supervisor(config, sockets=[listener])
+    supervisor.first = first
     supervisor.run()
     return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
+
+
+class _Server(uvicorn.Server):
+    """One that goes on serving until what must be done first is done."""
+
+    first: Callable[[], None]
+    _told = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._told:  # somebody is impatient
+            super().handle_exit(sig, frame)
+            return
+        self._told = True
+        # A handler of signals runs in the thread that serves.
+        threading.Thread(target=self._end, args=(sig, frame)).start()
+
+    def _end(self, sig: int, frame: FrameType | None) -> None:
+        self.first()
+        super().handle_exit(sig, frame)
+
+
+class _Supervisor(Multiprocess):
+    first: Callable[[], None]
+
+    def terminate_all(self) -> None:
+        self.first()
+        super().terminate_all()
+
+
+def _nothing() -> None:
+    pass
 
 
 def application() -> Application:

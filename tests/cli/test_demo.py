@@ -59,14 +59,17 @@ def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
         until(lambda: gone(tools))
 
 
-def test_a_task_of_the_demo_outlives_a_restart() -> None:
-    """The broker keeps it; the tool server is a new one, so what ran there fails in the end."""
-    with running_broker("demo-restart", demo=True) as broker:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_demo_did_when_it_was_stopped_is_known_afterwards(workers: int) -> None:
+    """The tool server ends first, and reports; the broker keeps the task."""
+    with running_broker("demo-restart", workers=workers, demo=True) as broker:
         called = ask(broker, "tools/call", name="slow_compute", arguments={"seconds": 60})
         task_id = called.json()["result"]["taskId"]
         assert broker.terminate() == 0
         broker.start()
-        assert _status(broker, task_id) in ("working", "failed")
+        seen = ask(broker, "tasks/get", taskId=task_id).json()["result"]
+        assert seen["status"] == "failed"
+        assert seen["error"]["message"] == "the tool server was stopped"
         answer = ask(broker, "tools/call", name="greet", arguments={"name": "again"})
         assert answer.json()["result"]["content"][0]["text"] == "Hello, again!"
 
