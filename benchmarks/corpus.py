@@ -165,7 +165,7 @@ def events(tasks: list[StoredTask], key: bytes, count: int) -> Iterator[bytes]:
 
 def _post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     headers = {
-        "host": "127.0.0.1:8080",
+        "host": "127.0.0.1:8080",  # servers that check it want a port
         "content-type": "application/json",
         "content-length": str(len(body)),
         **headers,

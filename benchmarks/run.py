@@ -103,7 +103,7 @@ def scenarios(stored: corpus.Corpus, settings: Settings, seconds: int) -> list[S
             "gateway to a bare tool server",
             lambda: _behind_the_gateway(settings, "bare", servers.bare(520)),
             lambda: corpus.calls("/mcp/bare"),
-            "x",
+            "x" * 500,
             direct=lambda: corpus.calls("/mcp"),
         ),
         Scenario(

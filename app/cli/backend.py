@@ -1,6 +1,5 @@
 """`taskbroker backend`: tool servers that may use the broker."""
 
-import secrets
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -9,12 +8,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from app.auth.keys import SecretBox, key_hash, new_backend_key
+from app.auth.issuing import issue_key, issue_secret
+from app.auth.keys import SecretBox
 from app.broker.context import Broker
 from app.cli.runtime import AsJson, note, print_members, print_rows, run
 from app.db import backends
 from app.db.database import Connection
-from app.domain import signing
 from app.domain.backends import NAME, Backend, BackendTerms
 from app.domain.clock import iso
 from app.errors import NotFound, Refused
@@ -69,18 +68,15 @@ def add(
         poll_interval_ms=poll_interval_ms,
     )
     _check(terms)
-    key, secret = new_backend_key(), secrets.token_bytes(32)
 
-    async def action(broker: Broker, settings: Settings) -> None:
+    async def action(broker: Broker, settings: Settings) -> tuple[str, str]:
         async with broker.db.transaction() as connection:
             backend = await backends.add(connection, name, terms)
-            await backends.add_key(connection, backend.id, key_hash(key))
-            closed = SecretBox(settings.keys).close(secret)
-            await backends.add_secret(connection, backend.id, closed)
+            key = await issue_key(connection, backend.id)
+            return key, await issue_secret(connection, backend.id, SecretBox(settings.keys))
 
-    run(action)
-    shown = {"name": name, "apiKey": key, "webhookSecret": signing.encode_secret(secret)}
-    print_members(shown, as_json=as_json)
+    key, secret = run(action)
+    print_members({"name": name, "apiKey": key, "webhookSecret": secret}, as_json=as_json)
 
 
 @app.command()
@@ -258,18 +254,16 @@ def rotate_key(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = Fals
 
     Example: `taskbroker backend rotate-key image-tools --overlap-hours 1`
     """
-    key = new_backend_key()
 
-    async def action(broker: Broker, _: Settings) -> None:
+    async def action(broker: Broker, _: Settings) -> str:
         async with broker.db.transaction() as connection:
             backend = await _named(connection, name)
             now = broker.clock()
             end = now + timedelta(hours=overlap_hours)
             await backends.expire_keys(connection, backend.id, now, end)
-            await backends.add_key(connection, backend.id, key_hash(key))
+            return await issue_key(connection, backend.id)
 
-    run(action)
-    print_members({"name": name, "apiKey": key}, as_json=as_json)
+    print_members({"name": name, "apiKey": run(action)}, as_json=as_json)
 
 
 @app.command()
@@ -278,20 +272,16 @@ def rotate_secret(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = F
 
     Example: `taskbroker backend rotate-secret image-tools`
     """
-    secret = secrets.token_bytes(32)
 
-    async def action(broker: Broker, settings: Settings) -> None:
+    async def action(broker: Broker, settings: Settings) -> str:
         async with broker.db.transaction() as connection:
             backend = await _named(connection, name)
             now = broker.clock()
             end = now + timedelta(hours=overlap_hours)
             await backends.expire_secrets(connection, backend.id, now, end)
-            closed = SecretBox(settings.keys).close(secret)
-            await backends.add_secret(connection, backend.id, closed)
+            return await issue_secret(connection, backend.id, SecretBox(settings.keys))
 
-    run(action)
-    shown = {"name": name, "webhookSecret": signing.encode_secret(secret)}
-    print_members(shown, as_json=as_json)
+    print_members({"name": name, "webhookSecret": run(action)}, as_json=as_json)
 
 
 @app.command()

@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -11,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from app.auth.keys import SecretBox, key_hash, new_backend_key
+from app.auth.issuing import issue_key, issue_secret
+from app.auth.keys import SecretBox
 from app.broker.context import Broker
 from app.db import backends
-from app.domain import signing
 from app.domain.backends import Backend, BackendTerms
 from app.main import create_broker
 from app.settings import PREFIX, Settings, SettingsError
@@ -81,7 +80,6 @@ async def _register(settings: Settings, mcp_url: str) -> tuple[str, str]:
 
 
 async def _renew(broker: Broker, settings: Settings, mcp_url: str) -> tuple[str, str]:
-    key, secret = new_backend_key(), secrets.token_bytes(32)
     terms = BackendTerms(mcp_url=mcp_url, allow_anonymous=True, poll_interval_ms=_POLL_INTERVAL_MS)
     now = broker.clock()
     async with broker.db.transaction() as connection:
@@ -97,9 +95,8 @@ async def _renew(broker: Broker, settings: Settings, mcp_url: str) -> tuple[str,
         await backends.set_disabled(connection, backend.id, None)
         await backends.expire_keys(connection, backend.id, now, now + _OVERLAP)
         await backends.expire_secrets(connection, backend.id, now, now + _OVERLAP)
-        await backends.add_key(connection, backend.id, key_hash(key))
-        await backends.add_secret(connection, backend.id, SecretBox(settings.keys).close(secret))
-    return key, signing.encode_secret(secret)
+        key = await issue_key(connection, backend.id)
+        return key, await issue_secret(connection, backend.id, SecretBox(settings.keys))
 
 
 def _is_ours(backend: Backend) -> bool:

@@ -14,7 +14,8 @@ import httpx
 
 from app.asgi import Application, Message
 from app.auth import remembered
-from app.auth.keys import SecretBox, key_hash, new_backend_key, new_client_key
+from app.auth.issuing import issue_key, issue_secret
+from app.auth.keys import SecretBox, key_hash, new_client_key
 from app.broker.context import Broker
 from app.broker.expire import Swept, sweep
 from app.db import backends, clients
@@ -261,14 +262,12 @@ class Service:
 
     async def tool_server(self, name: str = "tools", **terms: Any) -> ToolServer:
         """Registers a backend, as `taskbroker backend add` does."""
-        key, webhook_key = secret(new_backend_key()), secrets.token_bytes(32)
         async with self.broker.db.transaction() as connection:
             backend = await backends.add(connection, name, BackendTerms(**terms))
-            await backends.add_key(connection, backend.id, key_hash(key))
-            closed = SecretBox(self.settings.keys).close(webhook_key)
-            await backends.add_secret(connection, backend.id, closed)
-        shown = secret(signing.encode_secret(webhook_key))
-        return ToolServer(self.http, self.clock, name, key, shown)
+            key = secret(await issue_key(connection, backend.id))
+            box = SecretBox(self.settings.keys)
+            webhook_secret = secret(await issue_secret(connection, backend.id, box))
+        return ToolServer(self.http, self.clock, name, key, webhook_secret)
 
     async def history(self, task: CreatedTask) -> list[HistoryEntry]:
         """What the broker remembers about a task, in order."""
