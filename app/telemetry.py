@@ -28,6 +28,7 @@ _SECRET = re.compile(
     | (?i:\bbearer)\s+[\x21-\x7e]+            # credentials in a header
     | \beyJ[\w-]{8,}(?:\.[\w-]*){0,2}         # JSON web tokens
     | (?<![\w-])[\w-]{64}(?![\w-])            # task ids
+    | (?<![\w-])gAAAA[\w-]{60,}={0,2}         # handles of owners
     | (?<=://)[^\s/@:]*:[^\s/@]*@             # passwords in URLs
     """,
     re.VERBOSE | re.ASCII,

@@ -43,7 +43,7 @@ class Handles:
         """The owner in a handle that was issued for this backend. Raises Unauthenticated."""
         try:
             form = self._fernet.decrypt_at_time(
-                handle.encode(), SECONDS, int(_seconds(self._clock))
+                handle.encode(), SECONDS + _REUSED_SECONDS, int(_seconds(self._clock))
             )
         except InvalidToken:
             raise Unauthenticated(

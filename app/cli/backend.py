@@ -160,8 +160,10 @@ def _check_url(url: str) -> None:
         plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         plain = False
-    if not plain or not url.isascii() or any(char.isspace() for char in url):
+    if not plain or not url.isascii() or not url.isprintable() or " " in url:
         raise Refused("A URL must begin with http:// or https:// and name a host.")
+    if not all(0 < len(label) < 64 for label in (parts.hostname or "").rstrip(".").split(".")):
+        raise Refused("The host of the URL is no host name.")
     if parts.username is not None or parts.fragment:
         raise Refused("A URL must have no user name, no password and no fragment.")
 

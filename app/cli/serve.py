@@ -31,6 +31,7 @@ from app.cli.runtime import (
 )
 from app.db.data_dir import DataDir
 from app.db.migrations import migrate
+from app.http import HttpProtocol
 from app.main import create_app
 from app.mcp.door import LOOPBACK
 from app.settings import PREFIX, Settings, SettingsError, settings_without_effect
@@ -98,7 +99,7 @@ def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
         port=settings.port,
         workers=workers,
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         log_config=None,
         access_log=False,

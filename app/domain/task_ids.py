@@ -102,6 +102,12 @@ class Keyring:
             genuine |= matches and key.kid == kid
         return UUID(bytes=ref) if genuine else None
 
+    def may_have_minted(self, task_id: str) -> bool:
+        """Whether an id has the form of those that are minted here, whoever its owner may be."""
+        raw = _decoded(task_id)
+        ref = UUID(bytes=raw[1:17])
+        return any(key.kid == raw[0] for key in self._keys) and ref.version == 7
+
     def verify_stored(self, task_id: str, owner: bytes) -> UUID | None:
         """As `verify`, against one stored fingerprint, for callers who are not the owner."""
         return self.verify(task_id, Fingerprints(owner for _ in self._keys))

@@ -24,7 +24,7 @@ _LONGEST_EVENT = 1024 * 1024
 
 
 def _offer_tasks(capabilities: _Object) -> None:
-    extensions = _object(capabilities.get("extensions", Raw(b"{}")))
+    extensions = _object_or_empty(capabilities.get("extensions"))
     extensions[EXTENSION] = Raw(b"{}")
     capabilities["extensions"] = Raw(msgspec.json.encode(extensions))
     capabilities.pop("tasks", None)
@@ -51,7 +51,7 @@ def edited_message(message: bytes, edit: Edit) -> bytes:
     try:
         envelope = rawjson.decode_body(message, _Object)
         result = _object(envelope["result"])
-        capabilities = _object(result["capabilities"])
+        capabilities = _object_or_empty(result.get("capabilities"))
         edit(capabilities)
         result["capabilities"] = Raw(msgspec.json.encode(capabilities))
         envelope["result"] = Raw(msgspec.json.encode(result))
@@ -91,3 +91,7 @@ def _edited_event(event: bytes, edit: Edit) -> bytes:
 
 def _object(raw: Raw) -> _Object:
     return rawjson.decode(raw, _Object)
+
+
+def _object_or_empty(raw: Raw | None) -> _Object:
+    return {} if raw is None or bytes(raw) == b"null" else _object(raw)

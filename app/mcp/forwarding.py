@@ -55,12 +55,13 @@ def request_headers(scope: Scope, handle: str, pseudonym: bytes, *, plain: bool)
         for name, value in _end_to_end(given)
         if name.replace(b"_", b"-") not in dropped  # to a CGI or WSGI server they are the same
     ]
-    for name, value in kept:
-        _check_text(name, value)
     if plain:
         kept.append((b"accept-encoding", b"identity"))
     kept += [(b"via", b"1.1 " + pseudonym), (b"task-owner", handle.encode())]
-    return [*kept, *_about_the_client(scope)]
+    headers = [*kept, *_about_the_client(scope)]
+    for name, value in headers:
+        _check_text(name, value)
+    return headers
 
 
 def response_headers(given: Iterable[tuple[bytes, bytes]], *, edited: bool) -> RawHeaders:

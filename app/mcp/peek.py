@@ -8,13 +8,20 @@ import json
 import re
 from typing import NamedTuple
 
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app import rawjson
 from app.asgi import StreamedBody
+from app.errors import Invalid
 
 _TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: an unended text fails in one pass
 _NAME = re.compile(rb"[\s,]*(" + _TEXT + rb")\s*:\s*", re.DOTALL)
 _SCALAR = re.compile(rb"(" + _TEXT + rb")|[^\s,{}\[\]\"]+(?=[\s,}])", re.DOTALL)
 _BRACKET_OR_TEXT = re.compile(rb"[{}\[\]]|" + _TEXT + rb'|"', re.DOTALL)
-_ID = re.compile(rb"-?\d+|" + _TEXT, re.DOTALL)
+_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)")
+
+LOOKED_AT = 16 * 1024
+"""Bytes; to look costs time, for everybody else as well."""
 
 
 class Peek(NamedTuple):
@@ -28,8 +35,27 @@ class Peek(NamedTuple):
     """False: the method may still come."""
 
 
+class _Envelope(Struct):
+    method: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+
+
 def peek(head: bytes, *, complete: bool) -> Peek:
-    """Looks into the first bytes of a body, or into all of it."""
+    """Looks into a whole body, or into the first LOOKED_AT bytes of one that is still coming."""
+    return _whole(head) if complete else _beginning(head[:LOOKED_AT])
+
+
+def _whole(body: bytes) -> Peek:
+    try:
+        envelope = rawjson.decode(body, _Envelope)
+    except Invalid:
+        return Peek(None, None, settled=True)
+    method = b"" if envelope.method is UNSET else bytes(envelope.method)
+    rpc_id = b"" if envelope.id is UNSET else bytes(envelope.id)
+    return Peek(_text(method), _checked_id(rpc_id), settled=True)
+
+
+def _beginning(head: bytes) -> Peek:
     found: dict[bytes, bytes] = {}
     at = len(head) - len(head.lstrip())
     is_object = head[at : at + 1] in (b"{", b"")
@@ -42,11 +68,10 @@ def peek(head: bytes, *, complete: bool) -> Peek:
                 break
             found.setdefault(member[1], head[start:at])
     known = found.keys() & {b'"method"', b'"result"', b'"error"'}
-    rpc_id = found.get(b'"id"', b"")
     return Peek(
         method=_text(found.get(b'"method"', b"")),
-        id=rpc_id if _ID.fullmatch(rpc_id) else None,
-        settled=complete or bool(known) or not is_object,
+        id=_checked_id(found.get(b'"id"', b"")),
+        settled=bool(known) or not is_object,
     )
 
 
@@ -82,3 +107,9 @@ def _text(value: bytes) -> str | None:
     except ValueError:  # an escape that is none, or no UTF-8
         return None
     return text
+
+
+def _checked_id(value: bytes) -> bytes | None:
+    if _INTEGER.fullmatch(value) or _text(value) is not None:
+        return value
+    return None

@@ -16,10 +16,12 @@ from app.mcp.door import INTERNAL, turned_away
 from app.mcp.forwarding import RawHeaders, response_headers
 from app.mcp.jsonrpc import INTERNAL_ERROR, RpcFailure
 from app.mcp.peek import message_id
-from app.mcp.upstreams import AnswerTooLarge, BadGateway, Redirected, Upstreams
+from app.mcp.upstreams import AnswerTooLarge, BadGateway, Broken, Redirected, Upstreams
 from app.telemetry import Metrics
 
 log = structlog.get_logger(__name__)
+
+_BODILESS = (204, 304)  # what a 304 says of a length is about another answer
 
 
 class Outbound(NamedTuple):
@@ -88,6 +90,8 @@ class Relay:
                 backend, request.method, request.url, request.headers, payload, plain=request.edit
             )
         try:
+            if not 200 <= response.status < 600:
+                raise Broken
             if 300 <= response.status < 400 and response.status != 304:
                 raise Redirected
             await self._answer(request, response, reply)
@@ -99,6 +103,8 @@ class Relay:
     ) -> None:
         edit = request.edit if response.status == 200 else None
         headers = response_headers(response.raw_headers, edited=edit is not None)
+        if response.status in _BODILESS:
+            headers = [(name, value) for name, value in headers if name != b"content-length"]
         if response.content_type == "text/event-stream":
             events = self._upstreams.read(response, may_be_silent=True)
             await reply.begin(response.status, headers)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
 import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -141,7 +143,7 @@ class Upstreams:
             raise NoAnswer(
                 f"The tool server did not answer within {self._answer_seconds:g} seconds."
             ) from None
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, UnicodeError) as error:
             raise Unreachable from error
         except (aiohttp.ClientError, OSError) as error:
             raise Broken from error
@@ -151,7 +153,7 @@ class Upstreams:
         if session is None:
             session = self._sessions[backend.id] = aiohttp.ClientSession(
                 # Each connection belongs to one of a client's, and those are bounded elsewhere.
-                connector=aiohttp.TCPConnector(
+                connector=_Connector(
                     limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket
                 ),
                 timeout=aiohttp.ClientTimeout(connect=CONNECT_SECONDS),
@@ -161,6 +163,19 @@ class Upstreams:
                 max_field_size=_HEADER_BYTES,
             )
         return session
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Uses no connection again on which something has come that nobody had asked for."""
+
+    async def _get(
+        self, key: ConnectionKey, traces: list[Trace]
+    ) -> aiohttp.connector.Connection | None:
+        while (idle := await super()._get(key, traces)) is not None:
+            if idle.protocol is not None and not idle.protocol.should_close:
+                return idle
+            idle.close()
+        return None
 
 
 def _extend(deadline: asyncio.Timeout, seconds: float | None) -> None:

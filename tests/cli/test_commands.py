@@ -105,7 +105,7 @@ def test_what_was_set_can_be_changed_and_the_rest_stays(taskbroker: Command) -> 
 @pytest.mark.parametrize(
     "url",
     ["ftp://x/mcp", "tools.example/mcp", "http://", "http://x:0/", "http://x:99999/", "http://a b/",
-     "http://user:pw@x/mcp", "http://x/mcp#part", "http://ä/"],
+     "http://a..b/mcp", "http://x/\x01", "http://user:pw@x/mcp", "http://x/mcp#part", "http://ä/"],
 )  # fmt: skip
 def test_an_address_that_cannot_be_called_is_refused(taskbroker: Command, url: str) -> None:
     for option in ("--mcp-url", "--callback-url"):

@@ -27,8 +27,8 @@ def ask(broker: BrokerProcess, method: str, **params: object) -> httpx.Response:
 
 def tool_server_of(broker: BrokerProcess) -> int:
     """The process of the demo tool server."""
-    me = broker.process.pid
-    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    threads = Path(f"/proc/{broker.process.pid}/task").iterdir()
+    children = " ".join((thread / "children").read_text() for thread in threads).split()
     [found] = [pid for pid in children if b"demo" in Path("/proc", pid, "cmdline").read_bytes()]
     return int(found)
 
@@ -57,6 +57,17 @@ def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
         os.kill(broker.process.pid, how)
         broker.process.wait(60)
         until(lambda: gone(tools))
+
+
+def test_the_demo_is_started_again_when_it_dies() -> None:
+    with running_broker("demo-dies", demo=True) as broker:
+        tools = tool_server_of(broker)
+        os.kill(tools, signal.SIGKILL)
+        answer = ask(broker, "tools/call", name="greet", arguments={"name": "again"})
+        if answer.status_code == 502:  # it was killed with the call in its hands
+            answer = ask(broker, "tools/call", name="greet", arguments={"name": "again"})
+        assert answer.json()["result"]["content"][0]["text"] == "Hello, again!"
+        assert tool_server_of(broker) != tools
 
 
 @pytest.mark.parametrize("workers", [1, 2])

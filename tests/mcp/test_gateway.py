@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -409,7 +410,7 @@ async def test_a_handle_is_good_for_one_backend_and_a_quarter_of_an_hour(
     assert await _fault(await others.post_task({"owner": {"handle": handle}})) == "/owner/handle"
     clock.advance(seconds=890)
     await tools.create({"handle": handle})
-    clock.advance(seconds=20)
+    clock.advance(seconds=80)
     assert await _fault(await tools.post_task({"owner": {"handle": handle}})) == "/owner/handle"
     fresh = await handle_of(service.client().through("tools"), upstream)
     await tools.create({"handle": fresh})
@@ -621,6 +622,16 @@ async def test_unknown_tasks_go_to_a_tool_server_that_keeps_some(
     assert len(upstream.received) == calls
 
 
+async def test_an_id_of_the_broker_stays_here_whoever_it_belongs_to(
+    service: Service, upstream: Upstream
+) -> None:
+    """A tool server learns no id of another client, not even from one who has stolen it."""
+    tools = await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=True)
+    stolen = await tools.create(service.client())
+    assert await service.client().through("tools").error("tasks/get", stolen.id) == NOT_FOUND
+    assert not upstream.received
+
+
 async def test_subscriptions_to_unknown_tasks_go_there_too(
     service: Service, upstream: Upstream
 ) -> None:
@@ -699,6 +710,62 @@ async def test_something_that_does_not_speak_http(service: Service) -> None:
         await service.tool_server(mcp_url=f"http://127.0.0.1:{port}/mcp")
         status, _ = await _failure(service.client().through("tools"))
     assert status == 502
+
+
+@pytest.mark.parametrize("status", [101, 600, 999])
+async def test_a_status_that_is_none(online: Service, status: int) -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d Odd\r\ncontent-length: 2\r\n\r\n{}" % status)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(odd, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await online.tool_server(mcp_url=f"http://127.0.0.1:{port}/mcp")
+        assert (await _failure(online.client().through("tools")))[0] in (502, 504)
+
+
+async def test_an_answer_that_nobody_asked_for_goes_to_nobody(online: Service) -> None:
+    """A tool server that answers twice must not answer the next client's call."""
+    calls = 0
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n"
+    first_seen, second_sent = asyncio.Event(), asyncio.Event()
+
+    async def twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                calls += 1
+                await reader.readexactly(2)
+                writer.write(answer + b'{"a": %d}' % calls)
+                await writer.drain()
+                await first_seen.wait()
+                writer.write(answer + b'{"a": 9}')
+                await writer.drain()
+                second_sent.set()
+        writer.close()
+
+    async with await asyncio.start_server(twice, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await online.tool_server(mcp_url=f"http://127.0.0.1:{port}/mcp")
+        headers = {**_authorized(), "mcp-method": "x", "mcp-protocol-version": "2026-07-28"}
+        for number in (1, 2):
+            answered = await online.http.post("/mcp/tools", content=b"{}", headers=headers)
+            assert answered.json() == {"a": number}
+            first_seen.set()
+            await second_sent.wait()
+
+
+async def test_an_answer_without_a_body_may_speak_of_its_length(
+    online: Service, upstream: Upstream
+) -> None:
+    await online.tool_server(mcp_url=upstream.url)
+    upstream.behaviour = answer_with(
+        b"", status=304, headers=[("content-length", "500"), ("etag", "x")]
+    )
+    response = await online.http.get("/mcp/tools", headers=_authorized())
+    assert (response.status_code, response.headers["etag"]) == (304, "x")
 
 
 async def test_a_redirect_is_the_operators_to_mend(service: Service, upstream: Upstream) -> None:

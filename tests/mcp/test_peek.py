@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.mcp.peek import peek
+from app.mcp.peek import LOOKED_AT, peek
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 values = st.recursive(
@@ -85,3 +85,15 @@ def test_a_megabyte_of_escapes_is_looked_at_in_one_pass() -> None:
     head = b'{"params": {"text": "' + b"\\n" * 500_000
     assert not peek(head, complete=False).settled
     assert not peek(b'{"params": {"a": ' + b"[" * 500_000, complete=False).settled
+
+
+def test_only_the_beginning_of_a_large_body_is_looked_at() -> None:
+    body = b'{"a": "' + b"x" * LOOKED_AT + b'", "method": "tools/call", "id": 7}'
+    assert peek(body, complete=False) == (None, None, False)
+    assert peek(body, complete=True) == ("tools/call", b"7", True)
+
+
+@pytest.mark.parametrize("rpc_id", [rb'"\q"', b'"a\nb"', b'"\xff"', b"007", b"1.5", b"null", b"{}"])
+def test_what_is_no_id_is_not_repeated(rpc_id: bytes) -> None:
+    for complete in (False, True):
+        assert peek(b'{"id": %b, "method": "x"}' % rpc_id, complete=complete).id is None

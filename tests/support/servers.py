@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from app.asgi import Application, Receive, Scope, Send
+from app.http import HttpProtocol
 from tests.support.waiting import eventually
 
 Behaviour = Callable[["Received", Receive, Send], Awaitable[None]]
@@ -20,6 +21,7 @@ async def serving(application: Application) -> AsyncIterator[str]:
     """Serves an ASGI application on a free port; its URL."""
     config = uvicorn.Config(
         application,
+        http=HttpProtocol,
         port=0,
         log_config=None,
         ws="none",
