@@ -305,7 +305,8 @@ async def test_work_that_throws_fails_its_task(tools: ToolServer, client: McpCli
         task = await comes_to(client, meant, "failed")
         assert task["error"] == {"code": -32050, "message": "no luck", "data": {"why": "because"}}
         task = await comes_to(client, mistake, "failed")
-        assert task["error"] == {"code": INTERNAL_ERROR, "message": "the tool failed unexpectedly"}
+        error = {"code": INTERNAL_ERROR, "message": "internal error in the tool server"}
+        assert task["error"] == error
         task = await comes_to(client, ran, "completed")
         assert task["result"]["isError"] is True
     assert "cannot read /etc/shadow" in (LOGS / "tool-server-typescript.log").read_text()
@@ -324,7 +325,27 @@ async def test_silent_work_learns_that_it_is_cancelled(
     async with script(silent, tools, CLIENT_TOKEN=str(client.token)) as process:
         task_id = secret(await said_by(process))
         await client.cancel(task_id)
-        await comes_to(client, task_id, "cancelled")
+        task = await comes_to(client, task_id, "cancelled")
+        assert task["statusMessage"] == "stopped, as the client asked"
+
+
+async def test_a_look_does_not_touch_the_task_and_a_sign_of_life_does(
+    tools: ToolServer, client: McpClient
+) -> None:
+    silent = """
+        import { once } from "node:events";
+        const looking = TaskBroker.fromEnv({ heartbeatMs: 10 });
+        const work = async ({ signal }) => { await once(signal, "abort"); };
+        const idle = await looking.start(owner, work, { stallAfterMs: 3_600_000 });
+        const lively = await looking.start(owner, work, { stallAfterMs: 3_000 });
+        const created = (await lively.read()).lastUpdatedAt;
+        while ((await lively.read()).lastUpdatedAt === created);
+        const { createdAt, lastUpdatedAt } = await idle.read();
+        say(createdAt === lastUpdatedAt);
+        await looking.close();
+    """
+    async with script(silent, tools, CLIENT_TOKEN=str(client.token)) as process:
+        assert await said_by(process) is True
 
 
 async def test_a_cancelled_task_answers_no_more_questions(

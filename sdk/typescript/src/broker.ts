@@ -1,16 +1,16 @@
 import { randomUUID } from "node:crypto";
 
 import { Connection, type ConnectionOptions } from "./connection.js";
-import { BrokerError } from "./errors.js";
-import { Run, type OnError, type Work } from "./run.js";
-import { CreatedTask, Task } from "./task.js";
+import { closed } from "./errors.js";
+import { Run, type Work } from "./run.js";
+import { CreatedTask, Task, type OnError } from "./task.js";
 import { isTerminal, type NewTask, type Owner, type TaskState, type TaskStatus } from "./wire.js";
-
-const CLOSE_WITHIN_MS = 5_000;
 
 export interface TaskBrokerOptions extends ConnectionOptions {
   /** How often work in the background looks whether it is still wanted; 2 000 unless set. */
   heartbeatMs?: number;
+  /** How long `close` lets work clean up; 5 000 unless set. */
+  graceMs?: number;
   /** Told of errors in background work; they go to `console.error` unless set. */
   onError?: OnError;
 }
@@ -28,14 +28,18 @@ export type StartOptions = Omit<NewTask, "status" | "result" | "error" | "inputR
 export class TaskBroker {
   readonly #connection: Connection;
   readonly #heartbeatMs: number;
+  readonly #graceMs: number;
   readonly #onError: OnError;
+  readonly #starting = new Set<Promise<unknown>>();
   readonly #running = new Map<string, { task: CreatedTask; run: Run }>();
-  #closing = false;
+  #closed = false;
 
   constructor(options: TaskBrokerOptions) {
     this.#connection = new Connection(options);
     this.#heartbeatMs = options.heartbeatMs ?? 2_000;
-    this.#onError = options.onError ?? logError;
+    if (!(this.#heartbeatMs > 0)) throw new TypeError("heartbeatMs must be more than 0");
+    this.#graceMs = options.graceMs ?? 5_000;
+    this.#onError = harmless(options.onError ?? logError);
   }
 
   /**
@@ -51,7 +55,8 @@ export class TaskBroker {
     const missing = Object.entries(required).filter(([, value]) => value === "");
     if (missing.length > 0) {
       const names = missing.map(([name]) => name).join(", ");
-      throw new BrokerError(`Not set in the environment: ${names}`);
+      const help = "`taskbroker backend add NAME` makes a backend and shows its keys.";
+      throw new TypeError(`not set: ${names}. ${help}`);
     }
     return new TaskBroker({
       ...options,
@@ -86,18 +91,20 @@ export class TaskBroker {
    * The work of a task that already runs here, or has ended, is not started again.
    */
   async start(owner: Owner, work: Work, options: StartOptions = {}): Promise<CreatedTask> {
-    const stop = new AbortController();
-    const task = await this.#create(owner, options, stop);
-    const earlier = this.#running.get(task.ref);
-    if (earlier) return earlier.task;
-    if (this.#closing) throw new BrokerError("The tool server is being stopped.");
-    if (!isTerminal(task.createTaskResult.status)) this.#run(task, stop, work, options);
-    return task;
+    if (this.#closed) throw closed();
+    const starting = this.#start(owner, work, options);
+    const settled = starting.catch(() => undefined);
+    this.#starting.add(settled); // `close` waits for it: it may leave a task behind
+    try {
+      return await starting;
+    } finally {
+      this.#starting.delete(settled);
+    }
   }
 
   /** A handle on a task that was created earlier, or elsewhere. */
   task(ref: string): Task {
-    return new Task(this.#connection, ref, new AbortController());
+    return new Task(this.#connection, ref, new AbortController(), this.#onError);
   }
 
   /** This tool server's tasks, newest first, without their payloads. */
@@ -121,14 +128,17 @@ export class TaskBroker {
   }
 
   /**
-   * Stops the work in the background and reports its tasks failed ("the tool server was
-   * stopped"); takes no more than five seconds for it. What cannot be reported goes to `onError`.
+   * Tells the work in the background to stop, lets it clean up for `graceMs`, and reports what
+   * became of it: a result that it comes to, or that the task failed ("the tool server was
+   * stopped"). What cannot be reported goes to `onError`.
    */
   async close(): Promise<void> {
-    this.#closing = true;
-    const giveUp = setTimeout(() => this.#connection.close(), CLOSE_WITHIN_MS);
-    await Promise.all([...this.#running.values()].map(({ run }) => run.stop()));
-    clearTimeout(giveUp);
+    this.#closed = true;
+    for (const { run } of this.#running.values()) run.close();
+    while (this.#starting.size + this.#running.size > 0) {
+      const runs = [...this.#running.values()].map(({ run }) => run.ended);
+      await Promise.all([...this.#starting, ...runs]);
+    }
     this.#connection.close();
   }
 
@@ -136,22 +146,44 @@ export class TaskBroker {
     return this.close();
   }
 
+  async #start(owner: Owner, work: Work, options: StartOptions): Promise<CreatedTask> {
+    const stop = new AbortController();
+    const task = await this.#create(owner, options, stop);
+    const earlier = this.#running.get(task.ref);
+    if (earlier) return earlier.task;
+    if (!isTerminal(task.createTaskResult.status)) this.#run(task, stop, work, options);
+    return task;
+  }
+
   async #create(owner: Owner, task: NewTask, stop: AbortController): Promise<CreatedTask> {
     // An id of its own makes the request repeatable: trying again leaves no second task.
     const repeatable = { ...task, externalId: task.externalId ?? randomUUID() };
-    return new CreatedTask(
-      this.#connection,
-      await this.#connection.create(owner, repeatable),
-      stop,
-    );
+    const created = await this.#connection.create(owner, repeatable);
+    return new CreatedTask(this.#connection, created, stop, this.#onError);
   }
 
   #run(task: CreatedTask, stop: AbortController, work: Work, { stallAfterMs }: StartOptions): void {
-    const options = { heartbeatMs: this.#heartbeatMs, stallAfterMs, onError: this.#onError };
-    const run = new Run(task, stop, work, options);
+    const run = new Run(this.#connection, task, stop, work, {
+      heartbeatMs: this.#heartbeatMs,
+      graceMs: this.#graceMs,
+      stallAfterMs,
+      onError: this.#onError,
+    });
     this.#running.set(task.ref, { task, run });
-    void run.done.then(() => this.#running.delete(task.ref));
+    void run.ended.then(() => this.#running.delete(task.ref));
+    if (this.#closed) run.close();
   }
+}
+
+/** An `onError` that throws shall not take the outcome of the work with it. */
+function harmless(onError: OnError): OnError {
+  return (error, task) => {
+    try {
+      onError(error, task);
+    } catch (another) {
+      logError(another, task);
+    }
+  };
 }
 
 function logError(error: unknown, task: Task): void {

@@ -1,10 +1,24 @@
 import { randomUUID } from "node:crypto";
+import { STATUS_CODES } from "node:http";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { BrokerError, Problem, Unreachable } from "./errors.js";
+import { BrokerError, closed, Problem, Unreachable } from "./errors.js";
 import { pauseMs, worthRetrying } from "./retries.js";
 import { sign, signingKey } from "./signing.js";
-import type { Created, NewTask, Owner, TaskEvent, TaskState } from "./wire.js";
+import { VERSION } from "./version.js";
+import {
+  isCreated,
+  isObject,
+  isPage,
+  isReply,
+  isTaskState,
+  type Created,
+  type NewTask,
+  type Owner,
+  type Page,
+  type TaskEvent,
+  type TaskState,
+} from "./wire.js";
 
 export interface ConnectionOptions {
   /** Where the broker is, as `https://broker.example`. */
@@ -21,12 +35,21 @@ export interface ConnectionOptions {
   timeoutMs?: number;
 }
 
-interface Request {
+/** One request, however often it is sent. */
+export interface Request {
   method: "GET" | "POST";
   path: string;
   body?: string;
-  /** Called for each attempt: a signature is fresh or it is worth nothing. */
-  headers: () => Record<string, string>;
+  /** Makes every repetition of an event the same event. */
+  webhookId?: string;
+}
+
+/** How far to go for an answer. */
+export interface Patience {
+  /** As of the connection unless set. */
+  attempts?: number;
+  /** Ends the waiting, by its reason. */
+  signal?: AbortSignal;
 }
 
 interface Failure {
@@ -35,10 +58,7 @@ interface Failure {
   cause?: unknown;
 }
 
-type Page = { tasks: TaskState[]; nextCursor?: string };
-type Reply = Pick<TaskState, "cancelRequested" | "inputResponses" | "applied" | "reason"> & {
-  task: TaskState;
-};
+type Shape<Answer> = (answer: unknown) => answer is Answer;
 
 /** The requests that a tool server makes to its broker, tried again for as long as that helps. */
 export class Connection {
@@ -58,36 +78,46 @@ export class Connection {
     this.#webhookSecret = options.webhookSecret;
     this.#attempts = options.attempts ?? 8;
     this.#timeoutMs = options.timeoutMs ?? 10_000;
-    if (!this.backend) throw new BrokerError("The name of the backend is empty.");
+    if (!this.backend) {
+      throw new TypeError("backend is empty; give the name that `taskbroker backend add` took");
+    }
     // fetch would quote the whole header in its complaint.
-    if (!/^[\x21-\x7e]+$/.test(this.#apiKey)) throw new BrokerError("The API key is malformed.");
+    if (!/^[\x21-\x7e]+$/.test(this.#apiKey)) {
+      throw new TypeError("apiKey is empty or has a character that no key has (a line break?)");
+    }
     if (this.#webhookSecret !== undefined) signingKey(this.#webhookSecret);
+    if (!(this.#attempts >= 1)) throw new TypeError("attempts must be at least 1");
   }
 
   create(owner: Owner, task: NewTask): Promise<Created> {
     const body = toJson({ owner, ...task });
-    return this.#send({ method: "POST", path: "/v1/tasks", body, headers: () => this.#bearer() });
+    return this.#send({ method: "POST", path: "/v1/tasks", body }, isCreated);
   }
 
-  read(taskRef: string): Promise<TaskState> {
-    return this.#get(`/v1/tasks/${encodeURIComponent(taskRef)}`);
+  read(taskRef: string, patience?: Patience): Promise<TaskState> {
+    const path = `/v1/tasks/${encodeURIComponent(taskRef)}`;
+    return this.#send({ method: "GET", path }, isTaskState, patience);
   }
 
   list(query: Record<string, string>): Promise<Page> {
-    return this.#get(`/v1/tasks?${new URLSearchParams(query)}`);
+    const path = `/v1/tasks?${new URLSearchParams(query)}`;
+    return this.#send({ method: "GET", path }, isPage);
   }
 
-  /** Reports an event. Each attempt carries the same `webhook-id`, so it is applied once. */
-  async report(taskRef: string, event: TaskEvent): Promise<TaskState> {
-    const timestamp = new Date().toISOString();
-    const body = toJson({ type: "task.updated", timestamp, data: { taskRef, ...event } });
-    const webhookId = `msg_${randomUUID()}`;
-    const { task, ...signals } = await this.#send<Reply>({
+  /** An event, to be reported. Without a date it is neither late nor makes others late. */
+  event(taskRef: string, said: TaskEvent, { dated = true } = {}): Request {
+    const timestamp = dated ? new Date().toISOString() : undefined;
+    return {
       method: "POST",
       path: `/v1/webhooks/${encodeURIComponent(this.backend)}`,
-      body,
-      headers: () => ({ "webhook-id": webhookId, ...this.#signature(webhookId, body) }),
-    });
+      body: toJson({ type: "task.updated", timestamp, data: { taskRef, ...said } }),
+      webhookId: `msg_${randomUUID()}`,
+    };
+  }
+
+  /** Reports an event; however often that is done, it is applied once. */
+  async report(event: Request, patience?: Patience): Promise<TaskState> {
+    const { task, ...signals } = await this.#send(event, isReply, patience);
     return { ...task, ...signals };
   }
 
@@ -97,110 +127,148 @@ export class Connection {
     for (const waiting of this.#underWay) waiting.abort();
   }
 
-  #get<Answer>(path: string): Promise<Answer> {
-    return this.#send({ method: "GET", path, headers: () => this.#bearer() });
-  }
-
-  #bearer(): Record<string, string> {
-    return { authorization: `Bearer ${this.#apiKey}` };
-  }
-
-  #signature(webhookId: string, body: string): Record<string, string> {
-    if (this.#webhookSecret === undefined) return this.#bearer();
-    const now = Math.floor(Date.now() / 1000);
-    return {
-      "webhook-timestamp": `${now}`,
-      "webhook-signature": sign(this.#webhookSecret, webhookId, now, body),
-    };
-  }
-
-  async #send<Answer>(request: Request): Promise<Answer> {
+  async #send<Answer>(
+    request: Request,
+    shape: Shape<Answer>,
+    { attempts = this.#attempts, signal }: Patience = {},
+  ): Promise<Answer> {
     for (let attempt = 1; ; attempt++) {
-      if (this.#closed) throw closed();
-      const outcome = await this.#attempt<Answer>(request);
+      this.#goOn(signal);
+      const outcome = await this.#attempt(request, shape, signal);
       if ("answer" in outcome) return outcome.answer;
-      if (this.#closed) throw closed();
-      if (attempt >= this.#attempts) {
-        const last = `the last one: ${outcome.what}`;
-        throw new Unreachable(`The broker could not be reached in ${attempt} attempts; ${last}`, {
-          cause: outcome.cause,
-        });
-      }
-      await this.#pause(pauseMs(attempt, outcome.retryAfter, Math.random()));
+      this.#goOn(signal);
+      if (attempt >= attempts) throw unreachable(request, attempt, outcome);
+      await this.#pause(pauseMs(attempt, outcome.retryAfter, Math.random()), signal);
     }
   }
 
-  async #attempt<Answer>(request: Request): Promise<{ answer: Answer } | Failure> {
-    const abort = new AbortController();
-    const timer = setTimeout(() => abort.abort(new Error("it took too long")), this.#timeoutMs);
-    this.#underWay.add(abort);
+  #goOn(signal: AbortSignal | undefined): void {
+    if (this.#closed) throw closed();
+    signal?.throwIfAborted();
+  }
+
+  async #attempt<Answer>(
+    request: Request,
+    shape: Shape<Answer>,
+    signal: AbortSignal | undefined,
+  ): Promise<{ answer: Answer } | Failure> {
     try {
-      return await this.#exchange<Answer>(request, abort.signal);
+      return await this.#within(this.#timeoutMs, signal, (limit) =>
+        this.#exchange(request, shape, limit),
+      );
     } catch (error) {
       if (error instanceof BrokerError) throw error;
       return { what: describe(error), retryAfter: null, cause: error };
-    } finally {
-      clearTimeout(timer);
-      this.#underWay.delete(abort);
     }
   }
 
   async #exchange<Answer>(
-    { method, path, body, headers }: Request,
+    request: Request,
+    shape: Shape<Answer>,
     signal: AbortSignal,
   ): Promise<{ answer: Answer } | Failure> {
-    const response = await fetch(this.url + path, {
-      method,
-      body,
-      headers: { "content-type": "application/json", ...headers() },
-      redirect: "manual",
-      signal,
-    });
-    const document = objectIn(await response.text());
+    const { method, path, body } = request;
+    const headers = this.#headers(request);
+    const init = { method, body, headers, redirect: "manual", signal } as const;
+    const response = await fetch(this.url + path, init);
+    const answer = parsed(await response.text());
     if (response.ok) {
-      if (document) return { answer: document as Answer };
-      throw new BrokerError("The answer is no JSON object; does the URL lead to a broker?");
+      if (shape(answer)) return { answer };
+      const status = `An answer with status ${response.status}`;
+      throw new BrokerError(`${status} is not a broker's; is the URL right?`);
     }
-    const problem = new Problem(response.status, { ...document });
+    const problem = refusal(response.status, answer);
     if (!worthRetrying(response.status)) throw problem;
     const retryAfter = response.headers.get("retry-after");
-    return { what: `${response.status} ${problem.message}`, retryAfter, cause: problem };
+    return { what: problem.message, retryAfter, cause: problem };
   }
 
-  async #pause(ms: number): Promise<void> {
-    const abort = new AbortController();
-    this.#underWay.add(abort);
-    await sleep(ms, undefined, { signal: abort.signal }).catch(() => undefined);
-    this.#underWay.delete(abort);
+  /** Made anew for each attempt: a signature is fresh or it is worth nothing. */
+  #headers({ body, webhookId }: Request): Record<string, string> {
+    const headers: Record<string, string> = {
+      accept: "application/json",
+      "user-agent": `taskbroker-sdk-typescript/${VERSION}`,
+    };
+    if (body !== undefined) headers["content-type"] = "application/json";
+    if (webhookId !== undefined) headers["webhook-id"] = webhookId;
+    if (body === undefined || webhookId === undefined || this.#webhookSecret === undefined) {
+      return { ...headers, authorization: `Bearer ${this.#apiKey}` };
+    }
+    const now = Math.floor(Date.now() / 1000);
+    const signature = sign(this.#webhookSecret, webhookId, now, body);
+    return { ...headers, "webhook-timestamp": `${now}`, "webhook-signature": signature };
+  }
+
+  async #pause(ms: number, signal: AbortSignal | undefined): Promise<void> {
+    await this.#within(Infinity, signal, (limit) =>
+      sleep(ms, undefined, { signal: limit }).catch(() => undefined),
+    );
+  }
+
+  /** Does something that is given up in time, when the connection closes, or by a signal. */
+  async #within<T>(
+    ms: number,
+    signal: AbortSignal | undefined,
+    act: (limit: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    const limit = new AbortController();
+    const giveUp = () => limit.abort();
+    const late = () => limit.abort(new Error("it took too long"));
+    const timer = Number.isFinite(ms) ? setTimeout(late, ms) : undefined;
+    this.#underWay.add(limit);
+    signal?.addEventListener("abort", giveUp);
+    try {
+      return await act(limit.signal);
+    } finally {
+      clearTimeout(timer);
+      this.#underWay.delete(limit);
+      signal?.removeEventListener("abort", giveUp);
+    }
   }
 }
 
-function closed(): BrokerError {
-  return new BrokerError("The connection to the broker was closed.");
+function unreachable({ method, path }: Request, attempts: number, last: Failure): Unreachable {
+  const what = `${method} ${path.split("?")[0]}`;
+  const many = `${attempts} attempt${attempts > 1 ? "s" : ""}`;
+  const message = `No usable answer to ${what} in ${many}; the last one: ${last.what}`;
+  return new Unreachable(message, { cause: last.cause });
+}
+
+/** A bad answer as an exception; a proxy's own page is not quoted. */
+function refusal(status: number, answer: unknown): Problem {
+  if (isObject(answer)) return new Problem(status, answer);
+  const phrase = STATUS_CODES[status] ? `${status} ${STATUS_CODES[status]}` : `${status}`;
+  return new Problem(status, { title: `${phrase}, not in the broker's words`, status });
 }
 
 function checkedUrl(text: string): string {
   const url = URL.canParse(text) ? new URL(text) : undefined;
-  if (!url || !/^https?:$/.test(url.protocol) || url.username || url.password || url.search) {
-    throw new BrokerError("The broker's URL must be http(s)://host[:port][/path], and no more.");
+  if (!url || !/^https?:$/.test(url.protocol)) {
+    throw new TypeError("url must look like https://broker.example");
+  }
+  if (url.username || url.password || /[?#]/.test(text)) {
+    throw new TypeError("url must have no user name, no query and no fragment");
   }
   return url.href.replace(/\/+$/, "");
 }
 
 /** JSON, of what JSON can say: a number that is none would silently become `null`. */
 function toJson(value: unknown): string {
-  return JSON.stringify(value, (member, part: unknown) => {
-    if (typeof part === "number" && !Number.isFinite(part)) {
-      throw new BrokerError(`JSON has no ${part}; it stands in "${member}".`);
-    }
-    return part;
-  });
+  try {
+    return JSON.stringify(value, (member, part: unknown) => {
+      if (typeof part === "number" && !Number.isFinite(part)) {
+        throw new TypeError(`JSON has no ${part}; it stands in "${member}"`);
+      }
+      return part;
+    });
+  } catch (error) {
+    throw new TypeError(`this cannot be sent as JSON: ${(error as Error).message}`);
+  }
 }
 
-function objectIn(text: string): object | undefined {
+function parsed(text: string): unknown {
   try {
-    const value: unknown = JSON.parse(text);
-    return typeof value === "object" && value !== null ? value : undefined;
+    return JSON.parse(text);
   } catch {
     return undefined;
   }

@@ -1,10 +1,11 @@
-// What can go wrong.
+// What can go wrong. What can never be right, as a malformed key or NaN, is a TypeError.
 //
 //   Error
 //   ├── BrokerError           the broker, or the way to it
 //   │   ├── Problem           the broker refused what was asked (RFC 9457)
 //   │   └── Unreachable       no answer, however often it was tried
 //   ├── CancelRequested       nobody waits for the task any more: stop the work
+//   │   └── Stopped           because the tool server is being stopped (not exported)
 //   └── TaskFailed            thrown by a tool: how its task is to fail
 
 /** The broker, or the way to it, did not do what was asked. */
@@ -12,6 +13,10 @@ export class BrokerError extends Error {
   static {
     this.prototype.name = "BrokerError";
   }
+}
+
+export function closed(): BrokerError {
+  return new BrokerError("This client is closed.");
 }
 
 /** One thing that is wrong with what was sent: where (a JSON pointer) and what to do about it. */
@@ -37,9 +42,8 @@ export class Problem extends BrokerError {
     const title = typeof document.title === "string" ? document.title : `HTTP status ${status}`;
     const detail = typeof document.detail === "string" ? document.detail : "";
     const errors = Array.isArray(document.errors) ? document.errors.filter(isFault) : [];
-    const sentence = detail ? `${title}: ${detail}` : title;
-    const faults = errors.map((fault) => `${fault.pointer}: ${fault.detail}`).join("; ");
-    super(faults ? `${sentence} (${faults})` : sentence);
+    const faults = errors.map((fault) => ` [${fault.pointer}: ${fault.detail}]`).join("");
+    super((detail ? `${title}: ${detail}` : title) + faults);
     this.status = status;
     this.title = title;
     this.detail = detail;
@@ -60,10 +64,24 @@ export class Unreachable extends BrokerError {
   }
 }
 
-/** The client has asked for the task to be cancelled, or the task has ended without this server. */
+/**
+ * The work should stop: its client has lost interest, or its task has ended already. Work may throw
+ * it by itself as well; the task then ends `cancelled` with this message.
+ */
 export class CancelRequested extends Error {
   static {
     this.prototype.name = "CancelRequested";
+  }
+
+  constructor(message = "stopped, as the client asked") {
+    super(message);
+  }
+}
+
+/** The work should stop because its tool server does. */
+export class Stopped extends CancelRequested {
+  constructor() {
+    super("the tool server was stopped");
   }
 }
 

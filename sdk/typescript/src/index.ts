@@ -8,9 +8,9 @@ export { BrokerError, CancelRequested, Problem, TaskFailed, Unreachable } from "
 export type { Fault } from "./errors.js";
 export { ownerFrom, type HeadersLike } from "./owner.js";
 export { elicitation, textResult, type FormSchema } from "./results.js";
-export type { OnError, Work } from "./run.js";
+export type { Work } from "./run.js";
 export { sign } from "./signing.js";
-export type { CreatedTask, Task } from "./task.js";
+export type { CreatedTask, OnError, Task } from "./task.js";
 export { isTerminal } from "./wire.js";
 export type {
   CreateTaskResult,

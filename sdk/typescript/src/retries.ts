@@ -1,6 +1,6 @@
 const FIRST_PAUSE_MS = 200;
-const LONGEST_PAUSE_MS = 10_000;
-const LONGEST_RETRY_AFTER_MS = 30_000;
+export const LONGEST_PAUSE_MS = 10_000;
+const LONGEST_RETRY_AFTER_MS = 60_000;
 
 /** Whether the same request may fare better later. */
 export function worthRetrying(status: number): boolean {
@@ -14,6 +14,6 @@ export function worthRetrying(status: number): boolean {
  */
 export function pauseMs(attempt: number, retryAfter: string | null, chance: number): number {
   const backoff = Math.min(FIRST_PAUSE_MS * 2 ** (attempt - 1), LONGEST_PAUSE_MS);
-  const asked = /^\d{1,9}$/.test(retryAfter ?? "") ? Number(retryAfter) * 1000 : 0;
+  const asked = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) * 1000 : 0;
   return Math.max(backoff * (1 - chance / 2), Math.min(asked, LONGEST_RETRY_AFTER_MS));
 }

@@ -1,59 +1,64 @@
+import { once } from "node:events";
 import { setImmediate as othersTurn, setTimeout as sleep } from "node:timers/promises";
 
-import { BrokerError, CancelRequested, TaskFailed, Unreachable } from "./errors.js";
-import type { Task } from "./task.js";
+import type { Connection } from "./connection.js";
+import { CancelRequested, Problem, Stopped, TaskFailed, Unreachable } from "./errors.js";
+import { pauseMs } from "./retries.js";
+import type { OnError, Task } from "./task.js";
 import type { RpcError, TaskEvent, ToolResult } from "./wire.js";
 
 /** The work behind a task. What it returns completes the task. */
 export type Work = (task: Task) => ToolResult | Promise<ToolResult>;
 
-/** Told of what goes wrong behind a task: nobody else waits for it. */
-export type OnError = (error: unknown, task: Task) => void;
-
 export interface RunOptions {
   heartbeatMs: number;
+  /** How long work may clean up once it is told to stop because its server does. */
+  graceMs: number;
   /** The task's own promise, which the heartbeat keeps. */
   stallAfterMs: number | null | undefined;
   onError: OnError;
 }
 
 const INTERNAL_ERROR = -32603;
-const STOPPED = "the tool server was stopped";
-const REFUSED = "the outcome of the tool could not be stored";
+const SIGNS_BEFORE_STALL = 3;
 
 /** One piece of work in the background, and the task that it is reported on. */
 export class Run {
-  /** Settles when the work is over and its outcome has been reported. */
-  readonly done: Promise<void>;
+  /** Settles when the work is over and that has been reported, as far as it can be. */
+  readonly ended: Promise<void>;
+  readonly #connection: Connection;
   readonly #task: Task;
   readonly #stop: AbortController;
-  readonly #onError: OnError;
-  /** Only one outcome is reported: the work's own, or that it was stopped. */
-  #reported: Promise<void> | undefined;
+  readonly #options: RunOptions;
+  readonly #closing = new AbortController();
 
-  constructor(task: Task, stop: AbortController, work: Work, options: RunOptions) {
+  constructor(
+    connection: Connection,
+    task: Task,
+    stop: AbortController,
+    work: Work,
+    options: RunOptions,
+  ) {
+    this.#connection = connection;
     this.#task = task;
     this.#stop = stop;
-    this.#onError = options.onError;
-    this.done = this.#run(work, options);
+    this.#options = options;
+    this.ended = this.#keep(work);
   }
 
-  /** Stops the work, and reports at once what becomes of its task. */
-  stop(): Promise<void> {
-    const unwanted = this.#task.signal.aborted;
-    this.#stop.abort(new BrokerError(STOPPED));
-    this.#reported ??= this.#report(unwanted ? { status: "cancelled" } : failed(STOPPED));
-    return this.#reported;
+  /** Tells the work to stop; `ended` tells when that is reported. */
+  close(): void {
+    this.#stop.abort(new Stopped());
+    this.#closing.abort();
   }
 
-  async #run(work: Work, options: RunOptions): Promise<void> {
+  /** Watches over the work to its end, and sees to it that the end gets known. */
+  async #keep(work: Work): Promise<void> {
     const over = new AbortController();
-    this.#task.signal.addEventListener("abort", () => over.abort(), { once: true });
-    void this.#beat(over.signal, options);
-    const outcome = await this.#outcome(work);
+    void this.#beat(over.signal);
+    const outcome = await Promise.race([this.#outcome(work), this.#outOfPatience(over.signal)]);
     over.abort();
-    this.#reported ??= this.#report(outcome);
-    await this.#reported;
+    await this.#deliver(outcome);
   }
 
   async #outcome(work: Work): Promise<TaskEvent> {
@@ -63,50 +68,84 @@ export class Run {
       this.#task.signal.throwIfAborted();
       return { status: "completed", result: await work(this.#task) };
     } catch (error) {
-      if (error instanceof TaskFailed) {
-        return failed(error.message, error.code, error.data);
-      }
-      if (error instanceof CancelRequested || this.#task.signal.aborted) {
-        return { status: "cancelled" };
-      }
-      this.#onError(error, this.#task);
-      return failed("the tool failed unexpectedly");
+      if (error instanceof TaskFailed) return failed(error.message, error.code, error.data);
+      if (error instanceof CancelRequested) return stopped(error);
+      if (this.#task.signal.aborted) return stopped(this.#task.signal.reason);
+      this.#options.onError(error, this.#task);
+      return failed("internal error in the tool server");
     }
   }
 
-  async #report(outcome: TaskEvent): Promise<void> {
+  /** What is said of work that does not stop although its server is closed. */
+  async #outOfPatience(over: AbortSignal): Promise<TaskEvent> {
+    if (!this.#closing.signal.aborted) await once(this.#closing.signal, "abort");
+    await sleep(this.#options.graceMs, undefined, { signal: over });
+    return stopped(this.#task.signal.reason);
+  }
+
+  /** Brings an outcome to the broker; what cannot be helped goes to `onError`. */
+  async #deliver(outcome: TaskEvent): Promise<void> {
+    const { onError } = this.#options;
     try {
-      await this.#task.report(outcome);
+      await this.#insist(outcome);
     } catch (error) {
-      this.#onError(error, this.#task);
-      if (error instanceof Unreachable) return;
-      // Whatever the broker refused to take, the client must not be left waiting.
-      await this.#task.report(failed(REFUSED)).catch(() => undefined);
+      onError(error, this.#task);
+      const instead = insteadOf(error);
+      if (!instead) return;
+      await this.#insist(failed(instead)).catch((again) => onError(again, this.#task));
+    }
+  }
+
+  /** Outlives a broker that is away, until this server closes. It stays the same event. */
+  async #insist(outcome: TaskEvent): Promise<void> {
+    const closing = this.#closing.signal;
+    const event = this.#connection.event(this.#task.ref, outcome);
+    for (let round = 1; ; round++) {
+      try {
+        await this.#connection.report(event);
+        return;
+      } catch (error) {
+        if (!(error instanceof Unreachable) || closing.aborted) throw error;
+        this.#options.onError(error, this.#task);
+      }
+      const pause = pauseMs(round, null, Math.random());
+      await sleep(pause, undefined, { signal: closing }).catch(() => undefined);
     }
   }
 
   /**
    * Looks at the task now and then, so that even silent work learns that it shall stop; and where
-   * the broker was promised events, sends one before it is missed.
+   * the broker was promised events, gives a sign of life before it is missed.
    */
-  async #beat(until: AbortSignal, { heartbeatMs, stallAfterMs }: RunOptions): Promise<void> {
-    const reportEveryMs = stallAfterMs ? stallAfterMs / 3 : Infinity;
-    const pause = Math.min(heartbeatMs, reportEveryMs);
-    let reported = Date.now();
-    while (!until.aborted) {
-      try {
-        await sleep(pause, undefined, { signal: until, ref: false });
-        if (Date.now() - reported < reportEveryMs) {
-          await this.#task.read();
-        } else {
-          reported = Date.now();
-          await this.#task.report({});
-        }
-      } catch {
-        // The next beat may fare better; what matters is said when the outcome is reported.
-      }
+  async #beat(over: AbortSignal): Promise<void> {
+    const { heartbeatMs, stallAfterMs } = this.#options;
+    const betweenSigns = stallAfterMs ? stallAfterMs / SIGNS_BEFORE_STALL : Infinity;
+    const pause = Math.min(heartbeatMs, betweenSigns);
+    let lastSign = Date.now();
+    for (;;) {
+      await sleep(pause, undefined, { signal: over, ref: false }).catch(() => undefined);
+      // Work that does not stop when it is told to shall not keep its task alive.
+      if (over.aborted || this.#task.signal.aborted) return;
+      const lively = Date.now() + pause - lastSign > betweenSigns; // the next would come too late
+      if (lively) lastSign = Date.now();
+      // The next beat may fare better; what matters is said when the outcome is reported.
+      await this.#task.beat({ lively }).catch(() => undefined);
     }
   }
+}
+
+function stopped(reason: CancelRequested): TaskEvent {
+  if (reason instanceof Stopped) return failed(reason.message);
+  return { status: "cancelled", statusMessage: reason.message };
+}
+
+/** What to say of an outcome that the broker will never take: nobody shall be left waiting. */
+function insteadOf(error: unknown): string | undefined {
+  if (error instanceof TypeError) return "the outcome of the tool cannot be sent";
+  if (error instanceof Problem && [400, 413, 422].includes(error.status)) {
+    return "the broker refused the outcome of the tool";
+  }
+  return undefined;
 }
 
 function failed(message: string, code = INTERNAL_ERROR, data?: unknown): TaskEvent {

@@ -1,14 +1,14 @@
 // Standard Webhooks 1.0: `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`.
 import { createHmac } from "node:crypto";
 
-import { BrokerError } from "./errors.js";
-
-const SECRET = /^whsec_([A-Za-z0-9+/]+={0,2})$/;
+const SECRET = /^whsec_((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)$/;
 
 /** The key inside a webhook secret. */
 export function signingKey(secret: string): Uint8Array {
   const encoded = SECRET.exec(secret)?.[1];
-  if (encoded === undefined) throw new BrokerError("A webhook secret is whsec_ and base64.");
+  if (!encoded) {
+    throw new TypeError("a webhook secret is whsec_ and base64; this text is something else");
+  }
   return Buffer.from(encoded, "base64");
 }
 

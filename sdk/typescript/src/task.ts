@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Connection } from "./connection.js";
-import { CancelRequested, Problem } from "./errors.js";
+import { CancelRequested, Problem, Unreachable } from "./errors.js";
 import {
   isTerminal,
   type Created,
@@ -17,18 +17,23 @@ import {
 const FIRST_LOOK_MS = 200;
 const LONGEST_LOOK_MS = 2_000;
 
+/** Told of what goes wrong behind a task: nobody else waits for it. */
+export type OnError = (error: unknown, task: Task) => void;
+
 /** One task of this tool server, whether this process has created it or not. */
 export class Task {
   /** The task's name between tool server, broker and operator; it may be logged. */
   readonly ref: string;
   readonly #connection: Connection;
   readonly #stop: AbortController;
+  readonly #onError: OnError;
 
   /** @internal */
-  constructor(connection: Connection, ref: string, stop: AbortController) {
+  constructor(connection: Connection, ref: string, stop: AbortController, onError: OnError) {
     this.ref = ref;
     this.#connection = connection;
     this.#stop = stop;
+    this.#onError = onError;
   }
 
   /**
@@ -40,13 +45,19 @@ export class Task {
   }
 
   /** Reports any event. */
-  report(event: TaskEvent): Promise<TaskState> {
-    return this.#follow(this.#connection.report(this.ref, event));
+  async report(event: TaskEvent): Promise<TaskState> {
+    return this.#follow(this.#connection.report(this.#connection.event(this.ref, event)));
   }
 
-  /** Tells the client how far the work is. Throws `CancelRequested` when it shall stop. */
-  async progress(message: string): Promise<TaskState> {
-    return heed(await this.report({ statusMessage: message }));
+  /**
+   * Tells the client how far the work is. Throws `CancelRequested` when it shall stop. A message
+   * that cannot be brought to the broker is dropped, `onError` is told, and the work goes on.
+   */
+  async progress(message: string): Promise<void> {
+    this.signal.throwIfAborted();
+    const event = this.#connection.event(this.ref, { statusMessage: message });
+    await this.#unlessAway(this.#connection.report(event, { signal: this.signal }));
+    this.signal.throwIfAborted();
   }
 
   complete(result: ToolResult): Promise<TaskState> {
@@ -63,28 +74,48 @@ export class Task {
   }
 
   /**
-   * Asks the client, and waits until it has answered all of it. A key is never used twice on a
-   * task. Throws `CancelRequested` when the client cancels the task instead.
+   * Asks the client, and waits until it has answered all of it, however long that takes. A key is
+   * never used twice on a task. Throws `CancelRequested` when the client cancels the task instead.
    */
   async ask<Key extends string>(
     questions: Record<Key, InputRequest>,
     message?: string,
   ): Promise<Record<Key, InputResponse>> {
+    this.signal.throwIfAborted();
     const keys = Object.keys(questions) as Key[];
-    const event = { statusMessage: message, inputRequests: questions };
-    let state = heed(await this.report({ status: "input_required", ...event }));
-    for (let pause = FIRST_LOOK_MS; !keys.every((key) => key in state.inputResponses);) {
+    const patience = { signal: this.signal };
+    const event = this.#connection.event(this.ref, {
+      status: "input_required",
+      statusMessage: message,
+      inputRequests: questions,
+    });
+    let { inputResponses: answers } = await this.#follow(this.#connection.report(event, patience));
+    this.signal.throwIfAborted();
+    for (let pause = FIRST_LOOK_MS; !keys.every((key) => Object.hasOwn(answers, key));) {
       await this.#pause(pause);
       pause = Math.min(pause * 1.5, LONGEST_LOOK_MS);
-      state = heed(await this.read());
+      const state = await this.#unlessAway(this.#connection.read(this.ref, patience));
+      this.signal.throwIfAborted();
+      answers = state?.inputResponses ?? answers;
     }
-    const answers = keys.map((key) => [key, state.inputResponses[key]]);
-    return Object.fromEntries(answers) as Record<Key, InputResponse>;
+    const entries = keys.map((key) => [key, answers[key]]);
+    return Object.fromEntries(entries) as Record<Key, InputResponse>;
   }
 
   /** The task as it stands, with its payload. */
   read(): Promise<TaskState> {
     return this.#follow(this.#connection.read(this.ref));
+  }
+
+  /**
+   * @internal A look at the task, or a sign of life: an event that says nothing. It has no date,
+   * which could make a message stale that was sent before it.
+   */
+  beat({ lively }: { lively: boolean }): Promise<TaskState> {
+    const once = { attempts: 1 };
+    if (!lively) return this.#follow(this.#connection.read(this.ref, once));
+    const event = this.#connection.event(this.ref, {}, { dated: false });
+    return this.#follow(this.#connection.report(event, once));
   }
 
   async #pause(ms: number): Promise<void> {
@@ -95,15 +126,27 @@ export class Task {
     }
   }
 
+  /** What a reply says, if it comes: work goes on while the broker is away. */
+  async #unlessAway(reply: Promise<TaskState>): Promise<TaskState | undefined> {
+    try {
+      return await this.#follow(reply);
+    } catch (error) {
+      if (!(error instanceof Unreachable)) throw error;
+      this.#onError(error, this);
+      return undefined;
+    }
+  }
+
   /** Lets every reply, whatever it answers, stop the work when it says that this is over. */
   async #follow(reply: Promise<TaskState>): Promise<TaskState> {
     try {
       const state = await reply;
-      if (isUnwanted(state)) this.#stop.abort(reasonToStop(state));
+      const reason = reasonToStop(state);
+      if (reason) this.#stop.abort(reason);
       return state;
     } catch (error) {
       if (error instanceof Problem && (error.status === 404 || error.status === 410)) {
-        this.#stop.abort(new CancelRequested("The task is gone."));
+        this.#stop.abort(new CancelRequested(`the task is gone: ${error.title}`));
       }
       throw error;
     }
@@ -115,8 +158,8 @@ export class CreatedTask extends Task {
   readonly #created: Created;
 
   /** @internal */
-  constructor(connection: Connection, created: Created, stop: AbortController) {
-    super(connection, created.taskRef, stop);
+  constructor(connection: Connection, created: Created, stop: AbortController, onError: OnError) {
+    super(connection, created.taskRef, stop, onError);
     this.#created = created;
   }
 
@@ -131,19 +174,9 @@ export class CreatedTask extends Task {
   }
 }
 
-function isUnwanted(state: TaskState): boolean {
-  return state.cancelRequested || isTerminal(state.status);
-}
-
-function reasonToStop(state: TaskState): CancelRequested {
-  return new CancelRequested(
-    isTerminal(state.status)
-      ? `The task is already ${state.status}.`
-      : "The client has asked for the task to be cancelled.",
-  );
-}
-
-function heed(state: TaskState): TaskState {
-  if (isUnwanted(state)) throw reasonToStop(state);
-  return state;
+/** Why nobody needs the work any more, if so. */
+function reasonToStop({ cancelRequested, status }: TaskState): CancelRequested | undefined {
+  if (cancelRequested) return new CancelRequested();
+  if (isTerminal(status)) return new CancelRequested(`the task has ended already: ${status}`);
+  return undefined;
 }

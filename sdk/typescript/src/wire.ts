@@ -112,3 +112,56 @@ export interface Created {
 export function isTerminal(status: TaskStatus): boolean {
   return status === "completed" || status === "failed" || status === "cancelled";
 }
+
+/** The answer to an event. */
+export interface Reply {
+  applied: boolean;
+  reason?: TaskState["reason"];
+  task: TaskState;
+  cancelRequested: boolean;
+  inputResponses: TaskState["inputResponses"];
+}
+
+/** A part of a list; the cursor leads to the next one. */
+export interface Page {
+  tasks: TaskState[];
+  nextCursor?: string;
+}
+
+// Whether an answer is one of a broker, or of something else that listens at that URL.
+
+export function isCreated(answer: unknown): answer is Created {
+  const { taskRef, createTaskResult } = membersOf(answer);
+  return typeof taskRef === "string" && typeof membersOf(createTaskResult).status === "string";
+}
+
+export function isTaskState(answer: unknown): answer is TaskState {
+  return isTask(answer) && hasSignals(answer);
+}
+
+export function isReply(answer: unknown): answer is Reply {
+  return isTask(membersOf(answer).task) && hasSignals(answer);
+}
+
+export function isPage(answer: unknown): answer is Page {
+  const { tasks } = membersOf(answer);
+  return Array.isArray(tasks) && tasks.every(isTaskState);
+}
+
+function isTask(value: unknown): boolean {
+  const { taskRef, status } = membersOf(value);
+  return typeof taskRef === "string" && typeof status === "string";
+}
+
+function hasSignals(value: unknown): boolean {
+  const { cancelRequested, inputResponses } = membersOf(value);
+  return typeof cancelRequested === "boolean" && isObject(inputResponses);
+}
+
+function membersOf(value: unknown): Record<string, unknown> {
+  return isObject(value) ? value : {};
+}
+
+export function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

@@ -51,12 +51,18 @@ export function refuse(status: number, document: object, headers = {}): Answer {
     void response.writeHead(status, headers).end(JSON.stringify({ status, ...document }));
 }
 
-export function state(members: object = {}): object {
-  const task = { taskRef: "a-ref", status: "working", ttlMs: null };
-  return {
-    applied: true,
-    task: { ...task, ...members },
-    cancelRequested: false,
-    inputResponses: {},
-  };
+/** The answer to an event. */
+export function state(members: object = {}, signals: object = {}): object {
+  return { applied: true, task: task(members), ...SIGNALS, ...signals };
+}
+
+/** The answer to a look. */
+export function seen(signals: object = {}): object {
+  return { ...task(), ...SIGNALS, ...signals };
+}
+
+const SIGNALS = { cancelRequested: false, inputResponses: {} };
+
+function task(members: object = {}): object {
+  return { taskRef: "a-ref", status: "working", ttlMs: null, ...members };
 }

@@ -1,11 +1,14 @@
 import assert from "node:assert/strict";
+import { createRequire } from "node:module";
 import { test } from "node:test";
 import { inspect } from "node:util";
 
-import { BrokerError, Problem, sign, TaskBroker, Unreachable } from "taskbroker-sdk";
+import { BrokerError, Problem, sign, TaskBroker, textResult, Unreachable } from "taskbroker-sdk";
 
 import { pauseMs } from "../dist/retries.js";
-import { brokerAt, drop, KEY, loopback, refuse, SECRET, state } from "./loopback.js";
+import { brokerAt, drop, KEY, loopback, refuse, SECRET, seen, state } from "./loopback.js";
+
+const RESULT = textResult("done");
 
 test("signs as Standard Webhooks has it", () => {
   const body = '{"test": 2432232314}';
@@ -21,7 +24,8 @@ test("waits twice as long after each attempt, with jitter, and as long as it is 
   assert.equal(pauseMs(1, null, 1), 100);
   assert.equal(pauseMs(1, "3", 0), 3_000);
   assert.equal(pauseMs(7, "3", 0), 10_000);
-  assert.equal(pauseMs(1, "86400", 0), 30_000);
+  assert.equal(pauseMs(1, "86400", 0), 60_000);
+  assert.equal(pauseMs(1, "9".repeat(400), 0), 60_000);
   assert.equal(pauseMs(1, "Wed, 21 Oct 2026 07:28:00 GMT", 0), 200);
 });
 
@@ -29,7 +33,9 @@ test("sends an event again under its webhook-id, signed afresh", async (t) => {
   const unavailable = refuse(503, { title: "Unavailable" }, { "retry-after": "1" });
   const broker = await loopback(t, drop, unavailable, () => state());
 
-  const reply = await brokerAt(broker.url).task("a-ref").report({ statusMessage: "half way – ½" });
+  const reply = await brokerAt(broker.url).task("a-ref").report({
+    statusMessage: "half way – ½",
+  });
 
   assert.equal(reply.applied, true);
   assert.equal(reply.status, "working");
@@ -87,7 +93,7 @@ test("a refusal is not tried again, and says what is wrong where", async (t) => 
     assert.equal(problem.status, 422);
     assert.deepEqual(problem.errors, document.errors);
     assert.deepEqual(problem.document, { status: 422, ...document });
-    const said = "Unknown status. (/data/status: must be one of working, completed)";
+    const said = "Unknown status. [/data/status: must be one of working, completed]";
     return problem.message === `The input does not fit: ${said}`;
   });
   assert.equal(broker.received.length, 1);
@@ -96,7 +102,28 @@ test("a refusal is not tried again, and says what is wrong where", async (t) => 
 test("a refusal by something that is no broker is a problem as well", async (t) => {
   const broker = await loopback(t, (_request, response) => void response.writeHead(404).end("<p>"));
   const refused = brokerAt(broker.url).task("a-ref").read();
-  await assert.rejects(refused, { name: "Problem", status: 404, message: "HTTP status 404" });
+  const message = "404 Not Found, not in the broker's words";
+  await assert.rejects(refused, { name: "Problem", status: 404, message });
+});
+
+for (const answer of [{}, [], { taskRef: "a-ref" }, { taskRef: "a-ref", status: "working" }]) {
+  test(`what is no broker's answer is not believed: ${JSON.stringify(answer)}`, async (t) => {
+    const { url } = await loopback(t, () => answer);
+    const broker = brokerAt(url);
+    const message = "An answer with status 200 is not a broker's; is the URL right?";
+    const refused = { name: "BrokerError", message };
+    await assert.rejects(broker.create({ anonymous: true }), refused);
+    await assert.rejects(broker.task("a-ref").read(), refused);
+    await assert.rejects(broker.task("a-ref").complete(RESULT), refused);
+    await assert.rejects(broker.find("job-81"), refused);
+  });
+}
+
+test("says who it is, in the version of the package", async (t) => {
+  const { url, received } = await loopback(t, () => seen());
+  await brokerAt(url).task("a-ref").read();
+  const { version } = createRequire(import.meta.url)("../package.json");
+  assert.equal(received[0]?.headers["user-agent"], `taskbroker-sdk-typescript/${version}`);
 });
 
 test("a redirect is not followed: the key would go with it", async (t) => {
@@ -109,10 +136,11 @@ test("a redirect is not followed: the key would go with it", async (t) => {
 
 test("gives up after the last attempt, and names neither key nor secret", async (t) => {
   const broker = await loopback(t, drop, refuse(500, { title: "Internal error" }));
-  const broken = brokerAt(broker.url, { attempts: 2 }).task("a-ref").progress("half way");
+  const broken = brokerAt(broker.url, { attempts: 2 }).task("a-ref").complete(RESULT);
   await assert.rejects(broken, (error) => {
     assert(error instanceof Unreachable && error instanceof BrokerError);
-    assert.match(error.message, /in 2 attempts; the last one: 500 Internal error$/);
+    const said = "to POST /v1/webhooks/tools in 2 attempts; the last one: Internal error";
+    assert.equal(error.message, `No usable answer ${said}`);
     return noSecretIn(inspect(error, { depth: 9 }));
   });
 });
@@ -120,7 +148,7 @@ test("gives up after the last attempt, and names neither key nor secret", async 
 test("an attempt that takes too long is one that failed", async (t) => {
   const silent = () => undefined;
   const broker = await loopback(t, silent, () => state());
-  const reply = await brokerAt(broker.url, { timeoutMs: 200 }).task("a-ref").progress("half way");
+  const reply = await brokerAt(broker.url, { timeoutMs: 200 }).task("a-ref").complete(RESULT);
   assert.equal(reply.status, "working");
   assert(broker.received.length >= 2);
 });
@@ -128,20 +156,22 @@ test("an attempt that takes too long is one that failed", async (t) => {
 test("a closed broker gives up what is under way", async (t) => {
   const broker = await loopback(t, refuse(503, {}, { "retry-after": "30" }));
   const tools = brokerAt(broker.url);
-  const waiting = assert.rejects(tools.task("a-ref").read(), /was closed/);
+  const waiting = assert.rejects(tools.task("a-ref").read(), /client is closed/);
   await tools.close();
   await waiting;
-  await assert.rejects(tools.create({ anonymous: true }), /was closed/);
+  await assert.rejects(tools.create({ anonymous: true }), /client is closed/);
 });
 
 test("what JSON cannot say is refused before it is sent", async () => {
   const result = { content: [], structuredContent: { mean: NaN } };
   const refused = brokerAt("http://127.0.0.1:9").task("a-ref").complete(result);
-  await assert.rejects(refused, { name: "BrokerError", message: /NaN.*"mean"/ });
+  const message = /cannot be sent as JSON.*NaN.*"mean"/;
+  await assert.rejects(refused, { name: "TypeError", message });
 });
 
 test("shows no secret, however it is looked at", async (t) => {
-  const created = { taskRef: "a-ref", createTaskResult: { taskId: "secret-id" } };
+  const createTaskResult = { taskId: "secret-id", status: "working" };
+  const created = { taskRef: "a-ref", createTaskResult };
   const broker = await loopback(t, () => created);
   const tools = brokerAt(broker.url);
   const task = await tools.create({ authorization: "Bearer secret-token" });
@@ -165,23 +195,32 @@ test("the environment configures it; what is missing is named", () => {
   const broker = TaskBroker.fromEnv({}, environment);
   assert.deepEqual([broker.url, broker.backend], ["http://broker.example/base", "tools"]);
   assert.throws(() => TaskBroker.fromEnv({}, { BROKER_BACKEND: "tools" }), {
-    name: "BrokerError",
-    message: "Not set in the environment: BROKER_URL, BROKER_API_KEY",
+    name: "TypeError",
+    message: /^not set: BROKER_URL, BROKER_API_KEY\. `taskbroker backend add NAME`/,
   });
 });
 
 test("bad settings are refused at once, without quoting them", () => {
   const refused: [Parameters<typeof brokerAt>[1], RegExp][] = [
-    [{ url: "broker.example" }, /URL must be/],
-    [{ url: "https://user:hunter2@broker.example" }, /URL must be/],
+    [{ url: "broker.example" }, /url must look like/],
+    [{ url: "http://broker.example:65536" }, /url must look like/],
+    [{ url: "https://user:hunter2@broker.example" }, /no user name/],
+    [{ url: "https://broker.example/#hunter2" }, /no fragment/],
     [{ backend: "" }, /backend is empty/],
-    [{ apiKey: "tbk_\nhunter2" }, /API key is malformed/],
+    [{ apiKey: "tbk_\nhunter2" }, /a line break/],
     [{ webhookSecret: "hunter2" }, /whsec_ and base64/],
+    [{ webhookSecret: SECRET.slice("whsec_".length) }, /whsec_ and base64/],
+    [{ webhookSecret: "whsec_hunter2" }, /whsec_ and base64/],
+    [{ attempts: 0 }, /attempts must be/],
+    [{ heartbeatMs: 0 }, /heartbeatMs must be/],
   ];
   for (const [options, message] of refused) {
     assert.throws(
       () => brokerAt("http://127.0.0.1:9", options),
-      (error: Error) => message.test(error.message) && !error.message.includes("hunter2"),
+      (error: Error) =>
+        error instanceof TypeError &&
+        message.test(error.message) &&
+        !error.message.includes("hunter2"),
     );
   }
 });

@@ -1,29 +1,32 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { test, type TestContext } from "node:test";
+import { setImmediate as othersTurn, setTimeout as sleep } from "node:timers/promises";
 
 import { TaskFailed, textResult, type Task, type TaskBrokerOptions } from "taskbroker-sdk";
 
-import { brokerAt, loopback, refuse, state, type Answer } from "./loopback.js";
+import { brokerAt, drop, loopback, refuse, seen, state, type Answer } from "./loopback.js";
 
 const OWNER = { anonymous: true } as const;
 const INTERNAL_ERROR = -32603;
+const STOPPED = { code: INTERNAL_ERROR, message: "the tool server was stopped" };
 
 /** A broker that takes everything, or answers events as it is told to. */
 async function tools(t: TestContext, event: Answer = () => state(), options: Options = {}) {
+  const errors: unknown[] = [];
+  const onError = (error: unknown) => errors.push(error);
+  t.after(() => broker.close()); // before the loopback: it may have something to report
   const events: Record<string, unknown>[] = [];
-  const broker = await loopback(t, (request, response) => {
-    if (request.method === "GET")
-      return { taskRef: "a-ref", status: "working", inputResponses: {} };
+  const { url, received } = await loopback(t, (request, response) => {
+    if (request.method === "GET") return seen();
     if (request.url === "/v1/tasks") {
       return { taskRef: "a-ref", createTaskResult: { status: "working" } };
     }
     events.push(JSON.parse(request.body).data);
     return event(request, response);
   });
-  const errors: unknown[] = [];
-  const onError = (error: unknown) => errors.push(error);
-  return { ...broker, events, errors, broker: brokerAt(broker.url, { onError, ...options }) };
+  const broker = brokerAt(url, { onError, ...options });
+  return { received, events, errors, broker };
 }
 
 type Options = Partial<TaskBrokerOptions>;
@@ -31,6 +34,10 @@ type Options = Partial<TaskBrokerOptions>;
 /** Waits until a condition holds; the test's own timeout is its patience. */
 async function until(condition: () => boolean): Promise<void> {
   while (!condition()) await new Promise((resolve) => setTimeout(resolve, 5));
+}
+
+function nameOf(error: unknown): string {
+  return (error as Error).name;
 }
 
 test("what work returns completes its task", { timeout: 10_000 }, async (t) => {
@@ -70,7 +77,7 @@ test("the client learns nothing from other exceptions, the author all", async (t
     throw mistake;
   });
   await until(() => events.length === 1);
-  const error = { code: INTERNAL_ERROR, message: "the tool failed unexpectedly" };
+  const error = { code: INTERNAL_ERROR, message: "internal error in the tool server" };
   assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error }]);
   assert.deepEqual(errors, [mistake]);
 });
@@ -96,32 +103,159 @@ test("a promise to report is kept by silent work", { timeout: 10_000 }, async (t
   assert.deepEqual(events.slice(0, 2), [{ taskRef: "a-ref" }, { taskRef: "a-ref" }]);
   const looks = received.filter(({ method }) => method === "GET");
   assert(looks.length >= 2, "between the events it looks");
+  for (const { url, body } of received) {
+    // A date could make a message stale that was sent before.
+    if (url.startsWith("/v1/webhooks/")) assert.equal(JSON.parse(body).timestamp, undefined);
+  }
   await broker.close();
 });
 
 test("closing waits for no work that is deaf", { timeout: 10_000 }, async (t) => {
-  const { broker, events } = await tools(t);
+  const { broker, events } = await tools(t, undefined, { graceMs: 20 });
   await broker.start(OWNER, () => new Promise(() => undefined));
   await broker.close();
   await broker.close();
-  const error = { code: INTERNAL_ERROR, message: "the tool server was stopped" };
-  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error }]);
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error: STOPPED }]);
+});
+
+test("a result that comes while closing counts", { timeout: 10_000 }, async (t) => {
+  const { broker, events } = await tools(t);
+  let begun = false;
+  await broker.start(OWNER, async ({ signal }) => {
+    begun = true;
+    await once(signal, "abort");
+    await othersTurn();
+    return textResult("half of it");
+  });
+  await until(() => begun);
+  await broker.close();
+  const result = textResult("half of it");
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "completed", result }]);
+});
+
+test("closing fails what stops without a result", { timeout: 10_000 }, async (t) => {
+  const { broker, events, errors } = await tools(t);
+  const never = textResult("never");
+  await broker.start(OWNER, ({ signal }) => sleep(3_600_000, never, { signal }));
+  await broker.close();
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error: STOPPED }]);
+  assert.deepEqual(errors, []);
+});
+
+test("a closed broker starts nothing, and creates nothing for it", async (t) => {
+  const { broker, received } = await tools(t);
+  await broker.close();
+  await assert.rejects(broker.start(OWNER, () => textResult("never")), /client is closed/);
+  assert.equal(received.length, 0);
+});
+
+test("a task that is created while closing is not left behind", { timeout: 10_000 }, async (t) => {
+  const { broker, events, received } = await tools(t);
+  let ran = false;
+  const starting = broker.start(OWNER, () => {
+    ran = true;
+    return textResult("never");
+  });
+  await broker.close();
+  await starting;
+  assert.equal(received[0]?.url, "/v1/tasks");
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error: STOPPED }]);
+  assert.equal(ran, false);
 });
 
 test("closing gives up on a broker that is away", { timeout: 10_000 }, async (t) => {
-  const { broker, events, errors } = await tools(t, () => undefined);
+  const { broker, events, errors } = await tools(t, drop, { attempts: 2, graceMs: 0 });
   await broker.start(OWNER, () => new Promise(() => undefined));
   await broker.close();
-  assert.equal(events.length, 1);
-  assert.match((errors[0] as Error).message, /was closed/);
+  assert.equal(events.length, 2);
+  assert.deepEqual(errors.map(nameOf), ["Unreachable"]);
+});
+
+test("an outcome is reported, however long the broker is away", { timeout: 10_000 }, async (t) => {
+  const fates = [drop, refuse(503, {}), drop, () => state()];
+  const away = (...call: Parameters<Answer>) => fates.shift()!(...call);
+  const { broker, events, errors, received } = await tools(t, away, { attempts: 1 });
+  await broker.start(OWNER, () => textResult("done"));
+  await until(() => events.length === 4);
+  await broker.close();
+  const reports = received.filter(({ url }) => url.startsWith("/v1/webhooks/"));
+  assert.equal(new Set(reports.map(({ headers }) => headers["webhook-id"])).size, 1);
+  assert.equal(new Set(reports.map(({ body }) => body)).size, 1);
+  assert.deepEqual(errors.map(nameOf), ["Unreachable", "Unreachable", "Unreachable"]);
+});
+
+test("an outcome that is no JSON fails the task", { timeout: 10_000 }, async (t) => {
+  const { broker, events } = await tools(t);
+  await broker.start(OWNER, () => ({ content: [], structuredContent: { mean: NaN } }));
+  await until(() => events.length === 1);
+  const error = { code: INTERNAL_ERROR, message: "the outcome of the tool cannot be sent" };
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error }]);
+});
+
+test("progress that gets lost does not end the work", { timeout: 10_000 }, async (t) => {
+  const fates = [drop, () => state()];
+  const lossy = (...call: Parameters<Answer>) => fates.shift()!(...call);
+  const { broker, events, errors } = await tools(t, lossy, { attempts: 1 });
+  await broker.start(OWNER, async (task) => {
+    await task.progress("half way");
+    return textResult("done");
+  });
+  await until(() => events.length === 2);
+  assert.equal(events[1]?.status, "completed");
+  assert.deepEqual(errors.map(nameOf), ["Unreachable"]);
+});
+
+test("questions outlive an outage", { timeout: 10_000 }, async (t) => {
+  const answer = { action: "accept", content: { sure: true } };
+  const looks = [drop, refuse(503, {}), () => seen({ inputResponses: { sure: answer } })];
+  const broker = await loopback(t, () => state(), ...looks);
+  const errors: unknown[] = [];
+  const options = { attempts: 1, onError: (error: unknown) => errors.push(error) };
+  const task = brokerAt(broker.url, options).task("a-ref");
+  assert.deepEqual(await task.ask({ sure: { method: "roots/list" } }), { sure: answer });
+  assert.deepEqual(errors.map(nameOf), ["Unreachable", "Unreachable"]);
+});
+
+test("a question is not answered by what every object has", { timeout: 10_000 }, async (t) => {
+  const inputResponses = { constructor: { action: "decline" } };
+  const broker = await loopback(t, () => state(), () => seen({ inputResponses }));
+  const task = brokerAt(broker.url).task("a-ref");
+  assert.deepEqual(await task.ask({ constructor: { method: "roots/list" } }), inputResponses);
+});
+
+test("whoever waits for a broker that is away can be stopped", { timeout: 10_000 }, async (t) => {
+  const away = refuse(503, {}, { "retry-after": "60" });
+  const fates = [away, () => state()];
+  const busy = (...call: Parameters<Answer>) => fates.shift()!(...call);
+  const { broker, events } = await tools(t, busy);
+  await broker.start(OWNER, async (task) => {
+    await task.progress("half way");
+    return textResult("done");
+  });
+  await until(() => events.length === 1);
+  await broker.close();
+  assert.deepEqual(events[1], { taskRef: "a-ref", status: "failed", error: STOPPED });
+});
+
+test("an onError that throws does no harm to the outcome", { timeout: 10_000 }, async (t) => {
+  const onError = () => {
+    throw new Error("the log is full");
+  };
+  t.mock.method(console, "error", () => undefined);
+  const { broker, events } = await tools(t, undefined, { onError });
+  await broker.start(OWNER, () => {
+    throw new Error("a mistake");
+  });
+  await until(() => events.length === 1);
+  assert.equal(events[0]?.status, "failed");
 });
 
 test("work that runs is not started again", { timeout: 10_000 }, async (t) => {
   const { broker } = await tools(t);
   let runs = 0;
-  const work = () => {
+  const work = ({ signal }: Task) => {
     runs++;
-    return new Promise<never>(() => undefined);
+    return sleep(3_600_000, textResult("never"), { signal });
   };
   const first = await broker.start(OWNER, work, { externalId: "job-81" });
   const second = await broker.start(OWNER, work, { externalId: "job-81" });
