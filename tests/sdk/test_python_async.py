@@ -270,11 +270,11 @@ async def test_the_heartbeat_keeps_silent_work_from_being_taken_for_dead(
     service: Service, broker: AsyncTaskBroker, client: McpClient
 ) -> None:
     owner = owner_of(client)
-    alive = await broker.start(owner, for_ever, stall_after_ms=60_000)
-    dead = await broker.create(owner, stall_after_ms=60_000)
+    alive = await broker.start(owner, for_ever, stall_after_ms=3_000)
+    dead = await broker.create(owner, stall_after_ms=3_000)
 
     for _ in range(2):
-        service.clock.advance(seconds=50)
+        service.clock.advance(seconds=2)
         await eventually(partial(has_moved, alive, (await alive.read()).last_updated_at))
     await service.sweep()
 
@@ -359,9 +359,10 @@ async def test_a_create_that_is_repeated_does_not_start_the_work_again(
 async def test_closing_cancels_the_work_and_says_so(
     service: Service, tools: ToolServer, client: McpClient
 ) -> None:
-    cleaned_up = asyncio.Event()
+    begun, cleaned_up = asyncio.Event(), asyncio.Event()
 
     async def work(task: AsyncTask) -> Json:
+        begun.set()
         try:
             return await for_ever(task)
         finally:
@@ -369,6 +370,7 @@ async def test_closing_cancels_the_work_and_says_so(
 
     async with line_of(service, tools) as broker:
         task = await broker.start(owner_of(client), work)
+        await begun.wait()
 
     assert cleaned_up.is_set()
     seen = await client.get(task_id(task))
@@ -396,6 +398,28 @@ async def test_closing_does_not_wait_for_work_that_will_not_end(
     seen = await client.get(task_id(task))
     assert seen["error"]["message"] == "the tool server was stopped"
     may_end.set()
+
+
+async def test_a_task_that_is_created_while_closing_is_not_left_behind(
+    service: Service, tools: ToolServer, client: McpClient
+) -> None:
+    async def work(_: AsyncTask) -> Json:
+        pytest.fail("nobody will wait for it")
+
+    broker = line_of(service, tools)
+    starting = asyncio.create_task(broker.start(owner_of(client), work))
+    await asyncio.sleep(0)  # it begins
+    await broker.close()
+
+    seen = await client.get(task_id(await starting))
+    assert seen["error"] == {"code": -32603, "message": "the tool server was stopped"}
+
+
+async def test_a_closed_client_says_so(tools: ToolServer) -> None:
+    async with AsyncTaskBroker("http://127.0.0.1:9", tools.name, tools.key) as broker:
+        pass
+    with pytest.raises(BrokerError, match="client is closed"):
+        await broker.task("0193").read()
 
 
 # --- tasks without start -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The Python SDK over a real network to a real broker: threads, retries, the README."""
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from app.domain import signing
 from taskbroker_sdk import (
+    BrokerError,
     CreatedTask,
     Json,
     Problem,
@@ -164,8 +166,8 @@ async def test_a_thread_asks_and_waits_for_all_answers(
     assert state.result["structuredContent"] == {"first": YES, "second": YES}
 
 
-def test_the_heartbeat_is_a_sign_of_life_of_a_silent_thread(
-    broker: TaskBroker, client: McpClient
+def test_the_heartbeat_of_a_silent_thread_looks_and_now_and_then_is_a_sign_of_life(
+    network: FlakyNetwork, tools: ToolServer, client: McpClient
 ) -> None:
     may_end = threading.Event()
 
@@ -173,11 +175,61 @@ def test_the_heartbeat_is_a_sign_of_life_of_a_silent_thread(
         may_end.wait()
         return RESULT
 
-    task = broker.start(owner_of(client), work, stall_after_ms=60_000)
+    with TaskBroker(
+        network.url, tools.name, tools.key, tools.webhook_secret, heartbeat=0.05
+    ) as broker:
+        task = broker.start(owner_of(client), work, stall_after_ms=3_000)
+        network.seen.clear()
+        until(lambda: [seen.method for seen in network.seen].count("POST") == 2)
+        beats = [*network.seen]
+        may_end.set()
+        assert at_its_end(task).status == "completed"
+
+    methods = [beat.method for beat in beats]
+    first, second = (number for number, method in enumerate(methods) if method == "POST")
+    assert first > 3, "between the signs of life it looks"
+    assert second - first > 3
+    for sign in (beats[first], beats[second]):
+        assert json.loads(sign.body) == {"type": "task.updated", "data": {"taskRef": task.ref}}
+
+
+def test_a_look_leaves_the_task_as_it_was(broker: TaskBroker, client: McpClient) -> None:
+    looks = threading.Semaphore(0)
+
+    def work(_: Task) -> Json:
+        for _ in range(3):
+            looks.acquire()
+        return RESULT
+
+    task = broker.start(owner_of(client), work, stall_after_ms=3_600_000)
     before = task.read().last_updated_at
-    until(lambda: task.read().last_updated_at > before)
-    may_end.set()
+    for _ in range(3):
+        assert task.read().last_updated_at == before
+        looks.release()
     assert at_its_end(task).status == "completed"
+
+
+def test_a_task_that_is_created_while_closing_is_not_left_behind(
+    network: FlakyNetwork, tools: ToolServer, broker: TaskBroker, client: McpClient
+) -> None:
+    started: list[CreatedTask] = []
+
+    def work(_: Task) -> Json:
+        pytest.fail("nobody will wait for it")
+
+    network.fates[:] = ["busy", "busy"]
+    with TaskBroker(network.url, tools.name, tools.key) as closing:
+        thread = threading.Thread(
+            target=lambda: started.append(closing.start(owner_of(client), work))
+        )
+        thread.start()
+        until(lambda: network.seen)
+    thread.join(30)
+
+    error = broker.task(started[0].ref).read().error
+    assert error == {"code": -32603, "message": "the tool server was stopped"}
+    with pytest.raises(BrokerError, match="client is closed"):
+        closing.task(started[0].ref).read()
 
 
 def test_closing_stops_threads_that_look_and_leaves_those_that_do_not(

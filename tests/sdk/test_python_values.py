@@ -1,8 +1,10 @@
 """The Python SDK without a broker: what it sends, says and refuses."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ import taskbroker_sdk
 from taskbroker_sdk import (
     AsyncTaskBroker,
     BrokerError,
+    NewTask,
     Problem,
     TaskBroker,
     TaskFailed,
@@ -44,7 +47,18 @@ def test_the_published_example_of_standard_webhooks_is_signed() -> None:
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-@pytest.mark.parametrize("text", ["", "whsec_", "whsec_hush!", "whsec_hushä", "tbk_hush"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "whsec_",
+        SECRET.removeprefix("whsec_"),
+        "whsec_hushhush1",
+        "whsec_hush!",
+        "whsec_hushä",
+        "tbk_hush",
+    ],
+)
 def test_what_is_no_secret_is_not_signed_with_and_not_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="a webhook secret is whsec_ and base64") as refusal:
         sign(text, "msg_1", 0, b"")
@@ -61,6 +75,7 @@ def test_what_is_no_secret_is_not_signed_with_and_not_quoted(text: str) -> None:
         ({"authorization": "Bearer a", "task-owner": "h"}, {"handle": "h"}),
         (httpx.Headers({"TASK-OWNER": "h"}), {"handle": "h"}),
         ({"Cookie": "x"}, {"anonymous": True}),
+        ({"task-owner": "", "authorization": ""}, {"anonymous": True}),
         ({}, {"anonymous": True}),
     ],
 )
@@ -165,10 +180,13 @@ def test_what_is_missing_in_the_environment_is_named(
     ("wrong", "complaint"),
     [
         ({"url": "127.0.0.1:8080"}, "url must look like"),
+        ({"url": "http://broker.example:65536"}, "url must look like"),
+        ({"url": "http://broker.example/#there"}, "no fragment"),
         ({"url": "https://user:pass@broker.example"}, "no user name"),
         ({"backend": ""}, "backend is empty"),
         ({"api_key": f"{KEY}\n"}, "a line break"),
         ({"webhook_secret": KEY}, "a webhook secret is"),
+        ({"webhook_secret": SECRET.removeprefix("whsec_")}, "a webhook secret is"),
         ({"attempts": 0}, "attempts"),
         ({"heartbeat": 0}, "heartbeat"),
     ],
@@ -231,6 +249,43 @@ def test_a_server_that_is_no_broker_is_recognised(
         broker.task("0193").read()
     assert type(refusal.value) is kind
     assert said in str(refusal.value)
+
+
+def test_an_external_id_is_made_up_only_where_none_is_given() -> None:
+    sent: list[Any] = []
+
+    def broker_says_no(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content).get("externalId"))
+        return httpx.Response(422)
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(broker_says_no)) as http,
+        TaskBroker("http://broker.example", "my-tools", KEY, http=http) as broker,
+    ):
+        given: list[NewTask] = [{}, {}, {"external_id": ""}, {"external_id": "job-81"}]
+        for names in given:
+            with pytest.raises(Problem):
+                broker.create({"anonymous": True}, **names)
+
+    assert sent[2:] == ["", "job-81"]  # that a name is empty is for the broker to refuse
+    assert sent[0] != sent[1]
+    assert min(map(len, sent[:2])) > 0
+
+
+def test_requests_say_who_sends_them() -> None:
+    said: list[str] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        said.append(request.headers["user-agent"])
+        return httpx.Response(404)
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(note)) as http,
+        TaskBroker("http://broker.example", "my-tools", KEY, http=http) as broker,
+        pytest.raises(Problem),
+    ):
+        broker.task("0193").read()
+    assert said == [f"taskbroker-sdk-python/{version('taskbroker-sdk')}"]
 
 
 # --- small things --------------------------------------------------------------------------------

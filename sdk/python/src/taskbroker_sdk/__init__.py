@@ -16,6 +16,7 @@ from taskbroker_sdk._errors import (
 from taskbroker_sdk._signing import sign
 from taskbroker_sdk._sync import CreatedTask, Task, TaskBroker, Work
 from taskbroker_sdk._tools import elicitation, owner_from, text_result
+from taskbroker_sdk._version import __version__
 from taskbroker_sdk._wire import Event, Json, NewTask, Status, TaskState
 
 __all__ = [
@@ -38,11 +39,10 @@ __all__ = [
     "TaskState",
     "Unreachable",
     "Work",
+    "__version__",
     "current_task",
     "elicitation",
     "owner_from",
     "sign",
     "text_result",
 ]
-
-__version__ = "0.1.0"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
-from taskbroker_sdk._signing import sign
+from taskbroker_sdk._signing import sign, signing_key
+from taskbroker_sdk._version import __version__
 from taskbroker_sdk._wire import Request
 
-USER_AGENT = "taskbroker-sdk-python/0.1.0"
+USER_AGENT = f"taskbroker-sdk-python/{__version__}"
 _REQUIRED = ("BROKER_URL", "BROKER_BACKEND", "BROKER_API_KEY")
 
 
@@ -29,7 +30,7 @@ class Account:
         if not self.api_key or not all("!" <= character <= "~" for character in self.api_key):
             raise ValueError("api_key is empty or has a character that no key has (a line break?)")
         if self.webhook_secret is not None:
-            sign(self.webhook_secret, "", 0, b"")
+            signing_key(self.webhook_secret)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
@@ -56,8 +57,12 @@ class Account:
 
 
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError if it is none
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("url must look like https://broker.example")
-    if parts.username is not None or parts.query or parts.fragment:
+    if parts.username is not None or "?" in url or "#" in url:
         raise ValueError("url must have no user name, no query and no fragment")

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
@@ -11,7 +12,7 @@ import httpx
 
 from taskbroker_sdk._account import Account
 from taskbroker_sdk._client import Client
-from taskbroker_sdk._errors import CancelRequested, Stopped
+from taskbroker_sdk._errors import CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
 from taskbroker_sdk._retry import Talk
 from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log
@@ -47,6 +48,8 @@ class Line:
             return cast("T", end.value)
 
     async def _send(self, request: Request) -> Answer | Lost:
+        if self._http.is_closed:
+            raise closed()
         try:
             answer = await self._http.request(
                 request.method,
@@ -154,6 +157,7 @@ class AsyncTaskBroker(Client):
         self._http = http or httpx.AsyncClient(timeout=10)
         self._owns_http = http is None
         self._line = Line(self._account, self._http)
+        self._starts: set[asyncio.Future[None]] = set()
         self._running: dict[str, _Keeper] = {}
 
     async def __aenter__(self) -> Self:
@@ -199,39 +203,52 @@ class AsyncTaskBroker(Client):
         What the work returns completes the task, TaskFailed fails it with that error, any other
         exception with an internal error. When the client asks for it, the work is cancelled.
         """
-        self._refuse_if_closed()
-        handle = await self.create(owner, **task)
-        if handle.create_task_result["status"] not in TERMINAL:
-            self._run(handle, work, task.get("stall_after_ms"))
-        return handle
+        with self._starting():
+            handle = await self.create(owner, **task)
+            if handle.create_task_result["status"] not in TERMINAL:
+                self._run(handle, work, task.get("stall_after_ms"))
+            return handle
 
     async def resume(self, ref: str, work: AsyncWork) -> AsyncTask:
         """Lets `work` run for a task that exists, as after a restart of the tool server."""
-        self._refuse_if_closed()
-        handle = self.task(ref)
-        state = await handle.read()
-        if not state.over:
-            self._run(handle, work, state.stall_after_ms)
-        return handle
+        with self._starting():
+            handle = self.task(ref)
+            state = await handle.read()
+            if not state.over:
+                self._run(handle, work, state.stall_after_ms)
+            return handle
 
     async def close(self) -> None:
         """Cancels what runs and fails its tasks; returns when that is reported."""
         self._closed = True
         for keeper in self._running.values():
             keeper.close()
-        if self._running:
-            await asyncio.wait([keeper.ended for keeper in self._running.values()])
+        while open_ends := {*self._starts, *(keeper.ended for keeper in self._running.values())}:
+            await asyncio.wait(open_ends)
         if self._owns_http:
             await self._http.aclose()
 
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Makes `close` wait: there may be a task in the end, to be reported on."""
+        self._refuse_if_closed()
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starts.add(started)
+        try:
+            yield
+        finally:
+            self._starts.remove(started)
+            started.set_result(None)
+
     def _run(self, task: AsyncTask, work: AsyncWork, stall_after_ms: int | None) -> None:
         """Starts work, unless it runs here already: a create was repeated."""
-        self._refuse_if_closed()
         if task.ref in self._running:
             return
         keeper = _Keeper(self._talks, self._line, self._grace, task, work, stall_after_ms)
         self._running[task.ref] = keeper
         keeper.ended.add_done_callback(partial(self._forget, task.ref))
+        if self._closed:
+            keeper.close()
 
     def _forget(self, ref: str, ended: asyncio.Future[None]) -> None:
         del self._running[ref]
@@ -261,6 +278,7 @@ class _Keeper:
         self.ended = asyncio.create_task(self._keep())
 
     def close(self) -> None:
+        self._task.stop(Stopped())
         if not self._closing.done():
             self._closing.set_result(None)
 
@@ -281,10 +299,11 @@ class _Keeper:
 
     async def _watch(self) -> None:
         """Until the work has ended, or its client is closed."""
-        pause: float | None = self._talks.seconds_between_beats(self._stall_after_ms)
+        pulse = self._talks.pulse(self._stall_after_ms)
+        pause: float | None = pulse.pause
         while not await self._ends_within(pause):
             reason = await self._line.carry_out(
-                self._talks.beat(self._task.ref, lively=self._stall_after_ms is not None)
+                self._talks.beat(self._task.ref, lively=pulse.wants_sign())
             )
             if reason is not None:
                 self._cancel(reason)
@@ -310,5 +329,6 @@ class _Keeper:
 
 
 async def _do(work: AsyncWork, task: AsyncTask) -> Json:
+    task.check()
     running.set(task)
     return await work(task)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from taskbroker_sdk._account import Account
-from taskbroker_sdk._errors import BrokerError
+from taskbroker_sdk._errors import closed
 from taskbroker_sdk._talks import Talks
 
 
@@ -42,4 +42,4 @@ class Client:
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
-            raise BrokerError("This client is closed.")
+            raise closed()

@@ -21,6 +21,10 @@ class BrokerError(Exception):
     """Base of what a call to the broker raises; by itself, an answer that no broker gives."""
 
 
+def closed() -> BrokerError:
+    return BrokerError("This client is closed.")
+
+
 class Fault(NamedTuple):
     """One thing that is wrong with what was sent."""
 

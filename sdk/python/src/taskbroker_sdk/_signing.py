@@ -14,14 +14,15 @@ def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
     `secret` is `whsec_` and base64 (ValueError if not), `timestamp` the sending time in seconds.
     """
     signed = f"{webhook_id}.{timestamp}.".encode() + body
-    return "v1," + b64encode(hmac.digest(_key(secret), signed, sha256)).decode()
+    return "v1," + b64encode(hmac.digest(signing_key(secret), signed, sha256)).decode()
 
 
-def _key(secret: str) -> bytes:
+def signing_key(secret: str) -> bytes:
+    """The key inside a webhook secret. ValueError if it is none."""
     try:
         key = b64decode(secret.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
         key = b""
-    if not key:
+    if not key or not secret.startswith(_PREFIX):
         raise ValueError("a webhook secret is whsec_ and base64; this text is something else")
     return key

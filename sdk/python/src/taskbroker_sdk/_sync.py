@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -14,7 +15,7 @@ import httpx
 
 from taskbroker_sdk._account import Account
 from taskbroker_sdk._client import Client
-from taskbroker_sdk._errors import CancelRequested, Stopped
+from taskbroker_sdk._errors import CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
 from taskbroker_sdk._retry import Talk
 from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log
@@ -50,6 +51,8 @@ class Line:
             return cast("T", end.value)
 
     def _send(self, request: Request) -> Answer | Lost:
+        if self._http.is_closed:
+            raise closed()
         try:
             answer = self._http.request(
                 request.method,
@@ -166,6 +169,7 @@ class TaskBroker(Client):
         self._http = http or httpx.Client(timeout=10)
         self._owns_http = http is None
         self._line = Line(self._account, self._http)
+        self._starts: set[Future[None]] = set()
         self._running: dict[str, _Keeper] = {}
         self._lock = threading.Lock()
 
@@ -210,20 +214,20 @@ class TaskBroker(Client):
         exception with an internal error. When the client asks for it to be cancelled, the next
         `progress`, `ask` or `check` of the work raises CancelRequested.
         """
-        self._refuse_if_closed()
-        handle = self.create(owner, **task)
-        if handle.create_task_result["status"] not in TERMINAL:
-            self._run(handle, work, task.get("stall_after_ms"))
-        return handle
+        with self._starting():
+            handle = self.create(owner, **task)
+            if handle.create_task_result["status"] not in TERMINAL:
+                self._run(handle, work, task.get("stall_after_ms"))
+            return handle
 
     def resume(self, ref: str, work: Work) -> Task:
         """Lets `work` run for a task that exists, as after a restart of the tool server."""
-        self._refuse_if_closed()
-        handle = self.task(ref)
-        state = handle.read()
-        if not state.over:
-            self._run(handle, work, state.stall_after_ms)
-        return handle
+        with self._starting():
+            handle = self.task(ref)
+            state = handle.read()
+            if not state.over:
+                self._run(handle, work, state.stall_after_ms)
+            return handle
 
     def close(self) -> None:
         """Stops what runs and fails its tasks; returns when that is reported.
@@ -235,21 +239,43 @@ class TaskBroker(Client):
             keepers = [*self._running.values()]
         for keeper in keepers:
             keeper.close()
-        wait([keeper.ended for keeper in keepers])
+        while open_ends := self._open_ends():
+            wait(open_ends)
         if self._owns_http:
             self._http.close()
+
+    def _open_ends(self) -> set[Future[None]]:
+        with self._lock:
+            return {*self._starts, *(keeper.ended for keeper in self._running.values())}
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Makes `close` wait: there may be a task in the end, to be reported on."""
+        started: Future[None] = Future()
+        with self._lock:
+            self._refuse_if_closed()
+            self._starts.add(started)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starts.remove(started)
+            started.set_result(None)
 
     def _run(self, task: Task, work: Work, stall_after_ms: int | None) -> None:
         """Starts work, unless it runs here already: a create was repeated."""
         with self._lock:
-            self._refuse_if_closed()
             if task.ref in self._running:
                 return
+            if closed_meanwhile := self._closed:
+                task.stop(Stopped())
             if not self._running:
                 atexit.register(self.close)  # threads of a program that ends do not hear of it
             keeper = _Keeper(self._talks, self._line, self._grace, task, work, stall_after_ms)
             self._running[task.ref] = keeper
         keeper.ended.add_done_callback(partial(self._forget, task.ref))
+        if closed_meanwhile:
+            keeper.close()
 
     def _forget(self, ref: str, ended: Future[None]) -> None:
         with self._lock:
@@ -297,10 +323,11 @@ class _Keeper:
 
     def _watch(self) -> None:
         """Until the work has ended, or its client is closed."""
-        pause: float | None = self._talks.seconds_between_beats(self._stall_after_ms)
+        pulse = self._talks.pulse(self._stall_after_ms)
+        pause: float | None = pulse.pause
         while not self._ends_within(pause):
             reason = self._line.carry_out(
-                self._talks.beat(self._task.ref, lively=self._stall_after_ms is not None)
+                self._talks.beat(self._task.ref, lively=pulse.wants_sign())
             )
             if reason is not None:
                 self._task.stop(reason)
@@ -317,6 +344,7 @@ class _Keeper:
 
 
 def _do(work: Work, task: Task) -> Json:
+    task.check()
     running.set(task)
     return work(task)
 

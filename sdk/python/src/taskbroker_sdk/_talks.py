@@ -1,6 +1,8 @@
 """What a tool server does with a broker, told once for both ways of doing I/O."""
 
 import logging
+import math
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from taskbroker_sdk._wire import Created, Event, Json, NewTask, Page, Request, T
 
 INTERNAL_ERROR = -32603
 FIRST_LOOK = 0.2
-BEATS_BEFORE_STALL = 3
+SIGNS_BEFORE_STALL = 3
 
 log = logging.getLogger("taskbroker_sdk")
 
@@ -40,7 +42,8 @@ class Talks:
 
     def create(self, owner: Json, task: NewTask) -> Talk[Created]:
         # A create whose answer was lost is repeated; the name leads to the same task.
-        named: NewTask = {**task, "external_id": task.get("external_id") or uuid.uuid4().hex}
+        name = task.get("external_id")
+        named: NewTask = {**task, "external_id": uuid.uuid4().hex if name is None else name}
         return exchange(wire.create(owner, named), Created.of, attempts=self.attempts)
 
     def read(self, ref: str) -> Talk[TaskState]:
@@ -109,13 +112,11 @@ class Talks:
 
     # --- for work that is watched over ---------------------------------------------------------
 
-    def seconds_between_beats(self, stall_after_ms: int | None) -> float:
-        if stall_after_ms is None:
-            return self.heartbeat
-        return min(self.heartbeat, stall_after_ms / 1000 / BEATS_BEFORE_STALL)
+    def pulse(self, stall_after_ms: int | None) -> "Pulse":
+        return Pulse(self.heartbeat, stall_after_ms)
 
     def beat(self, ref: str, *, lively: bool) -> Talk[CancelRequested | None]:
-        """A look at the task, `lively` as a sign of life; a reason to stop, if there is one."""
+        """A look at the task, or a sign of life; a reason to stop, if there is one."""
         request = self._event(ref, {}, dated=False) if lively else wire.read(ref)
         try:
             state = yield from exchange(request, TaskState.of, attempts=1)
@@ -169,6 +170,28 @@ class Talks:
         # Signs of life have no date: one could make a message stale that was sent before it.
         happened_at = datetime.now(UTC) if dated else None
         return wire.event(self.backend, ref, said, f"msg_{uuid.uuid4().hex}", happened_at)
+
+
+class Pulse:
+    """How often work looks at its task, and when a look has to be a sign of life.
+
+    A look costs the broker a read, a sign of life is an event: it is sent no more often than the
+    promise of `stall_after_ms` needs. Times are in seconds.
+    """
+
+    def __init__(self, heartbeat: float, stall_after_ms: int | None) -> None:
+        promised = math.inf if stall_after_ms is None else stall_after_ms / 1000
+        self._between_signs = promised / SIGNS_BEFORE_STALL
+        self.pause = min(heartbeat, self._between_signs)
+        self._last_sign = time.monotonic()
+
+    def wants_sign(self) -> bool:
+        """Whether this beat is to be a sign of life, as the next one would come too late."""
+        now = time.monotonic()
+        if now + self.pause - self._last_sign <= self._between_signs:
+            return False
+        self._last_sign = now
+        return True
 
 
 def completed(result: Json) -> Event:

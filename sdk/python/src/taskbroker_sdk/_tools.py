@@ -11,10 +11,10 @@ def owner_from(headers: Mapping[str, str]) -> dict[str, Any]:
     `Authorization` counts, and without that the task has an anonymous owner.
     """
     by_name = {name.lower(): value for name, value in headers.items()}
-    if "task-owner" in by_name:
-        return {"handle": by_name["task-owner"]}
-    if "authorization" in by_name:
-        return {"authorization": by_name["authorization"]}
+    if handle := by_name.get("task-owner"):
+        return {"handle": handle}
+    if credential := by_name.get("authorization"):
+        return {"authorization": credential}
     return {"anonymous": True}
 
 
