@@ -197,7 +197,7 @@ def test_a_look_leaves_the_task_as_it_was(broker: TaskBroker, client: McpClient)
     looks = threading.Semaphore(0)
 
     def work(_: Task) -> Json:
-        for _ in range(3):
+        for _look in range(3):
             looks.acquire()
         return RESULT
 

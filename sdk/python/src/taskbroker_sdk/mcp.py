@@ -10,21 +10,40 @@ async def index(folder: str) -> str: ...
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from mcp import MCPError
-from mcp.server import ServerRequestContext
+from mcp.server import MCPServer, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension
 from mcp_types import INTERNAL_ERROR, MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
 from pydantic import BaseModel
 
-from taskbroker_sdk import AsyncTask, AsyncTaskBroker, CancelRequested, TaskFailed, owner_from
+from taskbroker_sdk import (
+    AsyncTask,
+    AsyncTaskBroker,
+    CancelRequested,
+    NewTask,
+    TaskFailed,
+    owner_from,
+)
 
 Tool = TypeVar("Tool", bound=Callable[..., Any])
 Condition = Callable[[CallToolRequestParams], bool]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What was said of a tool by `@durable`."""
+
+    required: bool
+    when: Condition | None
+
+    def becomes_task(self, params: CallToolRequestParams) -> bool:
+        return self.when is None or self.when(params)
 
 
 class DurableTools(Extension):
@@ -35,38 +54,49 @@ class DurableTools(Extension):
 
     identifier = "io.modelcontextprotocol/tasks"
 
-    def __init__(self, broker: AsyncTaskBroker, **terms: Any) -> None:
+    def __init__(self, broker: AsyncTaskBroker, **terms: Unpack[NewTask]) -> None:
         self._broker = broker
         self._terms = terms
-        self._required: dict[str, bool] = {}
-        self._conditions: dict[str, Condition] = {}
+        self._marks: dict[str, _Mark] = {}
 
     @overload
     def __call__(self, tool: Tool) -> Tool: ...
     @overload
     def __call__(
-        self, *, required: bool = False, when: Condition | None = None
+        self, *, name: str | None = None, required: bool = False, when: Condition | None = None
     ) -> Callable[[Tool], Tool]: ...
     def __call__(
-        self, tool: Any = None, *, required: bool = False, when: Condition | None = None
+        self,
+        tool: Any = None,
+        *,
+        name: str | None = None,
+        required: bool = False,
+        when: Condition | None = None,
     ) -> Any:
-        """Marks a tool. `required`: clients without tasks are refused, instead of kept waiting;
-        `when`: only calls that fulfil it become tasks.
+        """Marks a tool. `name`: that of the tool, where its function has another; `required`:
+        clients without tasks are refused, instead of kept waiting; `when`: only calls that fulfil
+        it become tasks.
         """
 
         def mark(tool: Tool) -> Tool:
-            self._required[tool.__name__] = required
-            self._conditions[tool.__name__] = when or _always
-            return _ending_in_mcp_errors(tool)
+            self._marks[name or tool.__name__] = _Mark(required, when)
+            return _failing_as_it_says(tool)
 
         return mark if tool is None else mark(tool)
 
     @asynccontextmanager
-    async def lifespan(self, _server: Any) -> AsyncIterator[None]:
+    async def lifespan(self, server: MCPServer[Any]) -> AsyncIterator[None]:
         """For MCPServer: closes the broker's client when the server ends.
 
         uvicorn ends the process by the signal that it was sent, so nobody would after it.
+        ValueError if something that is no tool of the server is marked as durable.
         """
+        tools = {tool.name for tool in await server.list_tools()}
+        if strangers := self._marks.keys() - tools:
+            raise ValueError(
+                f"durable, but no tools of this server: {', '.join(sorted(strangers))}. "
+                'Where a tool is not called as its function, give its name: @durable(name="…")'
+            )
         async with self._broker:
             yield
 
@@ -76,29 +106,36 @@ class DurableTools(Extension):
         ctx: ServerRequestContext[Any, Any],
         call_next: CallNext,
     ) -> HandlerResult:
-        if params.name not in self._required or not self._conditions[params.name](params):
+        mark = self._marks.get(params.name)
+        if mark is None or not mark.becomes_task(params):
             return await call_next(ctx)
-        if not self._known_to_client(ctx):
-            if self._required[params.name]:
-                raise MCPError(
-                    MISSING_REQUIRED_CLIENT_CAPABILITY,
-                    f"{params.name} needs a client with the extension {self.identifier}",
-                    {"requiredCapabilities": {"extensions": {self.identifier: {}}}},
-                )
+        if self._known_to_client(ctx):
+            return await self._start(params.name, ctx, call_next)
+        if mark.required:
+            raise MCPError(
+                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                f"{params.name} needs a client with the extension {self.identifier}",
+                {"requiredCapabilities": {"extensions": {self.identifier: {}}}},
+            )
+        try:
             return await call_next(ctx)
+        except CancelRequested as wish:  # without a task there is nothing to cancel
+            raise MCPError(INTERNAL_ERROR, str(wish)) from None
+
+    async def _start(
+        self, tool: str, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> dict[str, Any]:
+        """Lets a call go on as a task; what the client is told."""
 
         async def work(_: AsyncTask) -> dict[str, Any]:
             try:
-                result = await call_next(ctx)
+                return _final(await call_next(ctx))
             except MCPError as error:
-                if isinstance(error.__cause__, CancelRequested):
-                    raise error.__cause__ from None
                 raise TaskFailed(error.code, error.message, error.data) from error
-            assert isinstance(result, BaseModel)
-            return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+        terms: NewTask = {**self._terms, "tool": tool}
         owner = owner_from(getattr(ctx.request, "headers", {}))
-        task = await self._broker.start(owner, work, tool=params.name, **self._terms)
+        task = await self._broker.start(owner, work, **terms)
         return task.create_task_result
 
     def _known_to_client(self, ctx: ServerRequestContext[Any, Any]) -> bool:
@@ -106,8 +143,18 @@ class DurableTools(Extension):
         return capabilities is not None and self.identifier in (capabilities.extensions or {})
 
 
-def _ending_in_mcp_errors(tool: Tool) -> Tool:
-    """The tool, with the ends of its task as errors that MCPServer does not take for crashes."""
+def _final(result: HandlerResult) -> dict[str, Any]:
+    """A result as JSON. TaskFailed if it is no end, but a question of the call."""
+    if isinstance(result, BaseModel):
+        result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    result = result or {}
+    if result.get("resultType") == "input_required":
+        raise TaskFailed(INTERNAL_ERROR, "a durable tool asks with current_task().ask")
+    return result
+
+
+def _failing_as_it_says(tool: Tool) -> Tool:
+    """The tool, with TaskFailed as an error that MCPServer does not take for a crash."""
 
     @wraps(tool)
     async def run_async(*args: Any, **kwargs: Any) -> Any:
@@ -128,9 +175,3 @@ def _mcp_errors() -> Iterator[None]:
         yield
     except TaskFailed as failure:
         raise MCPError(failure.code, failure.message, failure.data) from failure
-    except CancelRequested as wish:
-        raise MCPError(INTERNAL_ERROR, str(wish)) from wish
-
-
-def _always(_: CallToolRequestParams) -> bool:
-    return True
