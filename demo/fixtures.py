@@ -43,10 +43,9 @@ async def protocol_error_job() -> str:
 @durable(required=True)
 async def multi_input() -> str:
     """Asks two questions at once."""
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
     questions = {
-        "name": elicitation("What is your name?", schema),
-        "city": elicitation("Where do you live?", schema),
+        "name": elicitation("What is your name?", NAME_SCHEMA),
+        "city": elicitation("Where do you live?", NAME_SCHEMA),
     }
     answers = await current_task().ask(questions)
     return ", ".join(f"{key}: {answer['action']}" for key, answer in answers.items())

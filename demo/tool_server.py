@@ -9,12 +9,16 @@ BROKER_BACKEND, BROKER_API_KEY and BROKER_WEBHOOK_SECRET name:
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
+from math import isqrt
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
-from taskbroker_sdk import AsyncTask, AsyncTaskBroker, current_task, elicitation
+from taskbroker_sdk import AsyncTaskBroker, current_task, elicitation
 from taskbroker_sdk.mcp import DurableTools
 
 broker = AsyncTaskBroker.from_env(heartbeat=0.5)
@@ -23,7 +27,7 @@ server = MCPServer(
     "demo-tools",
     version="1.0",
     extensions=[durable],
-    lifespan=durable.lifespan,
+    lifespan=durable.lifespan,  # closes the broker's client: tasks that still run are reported
     log_level="WARNING",
 )
 
@@ -40,42 +44,44 @@ def greet(name: str) -> str:
 @durable
 async def slow_compute(seconds: float = 5, label: str = "") -> str:
     """Looks for prime numbers, for as long as you say. Clients without tasks wait for it."""
-    found, until = [2], asyncio.get_running_loop().time() + seconds
-    for candidate in range(3, 10**9, 2):
-        if all(candidate % prime for prime in found if prime * prime <= candidate):
-            found.append(candidate)
-        if len(found) % 50 == 0:
-            if asyncio.get_running_loop().time() >= until:
-                break
-            await asyncio.sleep(0.05)
+    end, found, primes = monotonic() + seconds, [2], filter(is_prime, count(3, 2))
+    while monotonic() < end:
+        found += islice(primes, 50)
+        await asyncio.sleep(0.05)
     return f"{label}: the largest of {len(found)} primes is {found[-1]}"
+
+
+def is_prime(odd: int) -> bool:
+    return all(odd % divisor for divisor in range(3, isqrt(odd) + 1, 2))
 
 
 @server.tool()
 @durable(required=True)
 async def index_project(ask: bool = False) -> str:
     """Counts the words in this project's files, and tells how far it is."""
-    task = current_task()
     files = sorted(text_files())
     if ask:
-        wanted = await choose_kind(task, files)
+        wanted = await choose_kind(files)
+        if wanted is None:
+            return "Nothing is indexed, as you wish."
         files = [file for file in files if file.suffix == wanted]
     words: Counter[str] = Counter()
     for number, file in enumerate(files, start=1):
-        words.update(re.findall(r"[a-z]{3,}", file.read_text().lower()))
+        words.update(re.findall(r"[a-z]{3,}", file.read_text(encoding="utf-8").lower()))
         if number % 10 == 0:
-            await task.progress(f"{number} of {len(files)} files")
+            await current_task().progress(f"{number} of {len(files)} files")
         await asyncio.sleep(5 / len(files))  # so that there is something to watch
-    common = ", ".join(f"{word} ({count})" for word, count in words.most_common(6))
+    common = ", ".join(f"{word} ({times})" for word, times in words.most_common(6))
     return f"{len(files)} files, {words.total():,} words, most of them: {common}"
 
 
-async def choose_kind(task: AsyncTask, files: list[Path]) -> str:
-    """Asks the user which kind of file to index."""
+async def choose_kind(files: list[Path]) -> str | None:
+    """Asks the user which kind of file to index; None if they would rather not."""
     kinds = [kind for kind, _ in Counter(file.suffix for file in files).most_common(4)]
     schema = {"type": "object", "properties": {"kind": {"type": "string", "enum": kinds}}}
-    answers = await task.ask({"kind": elicitation("Which files shall I index?", schema)})
-    return str(answers["kind"].get("content", {}).get("kind", kinds[0]))
+    question = elicitation("Which files shall I index?", schema)
+    answers = await current_task().ask({"kind": question})
+    return filled_in(answers["kind"]).get("kind")
 
 
 def text_files() -> Iterator[Path]:
@@ -90,9 +96,15 @@ async def confirm_delete(filename: str) -> str:
     """Asks before it does it (it does not really)."""
     schema = {"type": "object", "properties": {"confirm": {"type": "boolean"}}}
     question = elicitation(f"Delete {filename}?", schema)
-    answer = (await current_task().ask({"confirm": question}))["confirm"]
-    agreed = answer["action"] == "accept" and answer.get("content", {}).get("confirm")
+    answers = await current_task().ask({"confirm": question})
+    agreed = filled_in(answers["confirm"]).get("confirm") is True
     return f"{filename} is deleted." if agreed else f"{filename} stays."
+
+
+def filled_in(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the user has filled in: nothing, if they declined or put the question away."""
+    content: Mapping[str, Any] | None = answer.get("content")
+    return content if content and answer["action"] == "accept" else {}
 
 
 app = server.streamable_http_app()
