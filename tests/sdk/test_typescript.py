@@ -384,6 +384,7 @@ async def test_a_restarted_tool_server_finds_its_jobs(tools: ToolServer, client:
         let left = 0;
         for await (const { tool } of broker.list({ status: "working" })) left += tool === "resize";
         say([found.ttlMs, left, await broker.find("job-82") ?? "no such job"]);
+        await broker.resume(found.taskRef, () => { throw new Error("it is over"); });
     """
     async with script(after, tools) as process:
         assert await said_by(process) == [3_600_000, 201, "no such job"]

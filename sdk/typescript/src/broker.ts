@@ -31,7 +31,7 @@ export class TaskBroker {
   readonly #graceMs: number;
   readonly #onError: OnError;
   readonly #starting = new Set<Promise<unknown>>();
-  readonly #running = new Map<string, { task: CreatedTask; run: Run }>();
+  readonly #running = new Map<string, Run>();
   #closed = false;
 
   constructor(options: TaskBrokerOptions) {
@@ -77,7 +77,7 @@ export class TaskBroker {
 
   /** Creates a task. With the `externalId` and owner of an earlier one you get that one again. */
   async create(owner: Owner, task: NewTask = {}): Promise<CreatedTask> {
-    return this.#create(owner, task, new AbortController());
+    return this.#create(owner, task);
   }
 
   /**
@@ -91,20 +91,26 @@ export class TaskBroker {
    * The work of a task that already runs here, or has ended, is not started again.
    */
   async start(owner: Owner, work: Work, options: StartOptions = {}): Promise<CreatedTask> {
-    if (this.#closed) throw closed();
-    const starting = this.#start(owner, work, options);
-    const settled = starting.catch(() => undefined);
-    this.#starting.add(settled); // `close` waits for it: it may leave a task behind
-    try {
-      return await starting;
-    } finally {
-      this.#starting.delete(settled);
-    }
+    return this.#beforeClosing(async () => {
+      const task = await this.#create(owner, options);
+      if (!isTerminal(task.createTaskResult.status)) this.#run(task, work, options.stallAfterMs);
+      return task;
+    });
+  }
+
+  /** Does work for a task that exists, as after a restart of the tool server. */
+  async resume(ref: string, work: Work): Promise<Task> {
+    return this.#beforeClosing(async () => {
+      const task = this.task(ref);
+      const { status, stallAfterMs } = await task.read();
+      if (!isTerminal(status)) this.#run(task, work, stallAfterMs);
+      return task;
+    });
   }
 
   /** A handle on a task that was created earlier, or elsewhere. */
   task(ref: string): Task {
-    return new Task(this.#connection, ref, new AbortController(), this.#onError);
+    return new Task(this.#connection, ref, this.#stopping(ref), this.#onError);
   }
 
   /** This tool server's tasks, newest first, without their payloads. */
@@ -134,10 +140,10 @@ export class TaskBroker {
    */
   async close(): Promise<void> {
     this.#closed = true;
-    for (const { run } of this.#running.values()) run.close();
+    for (const run of this.#running.values()) run.close();
     while (this.#starting.size + this.#running.size > 0) {
-      const runs = [...this.#running.values()].map(({ run }) => run.ended);
-      await Promise.all([...this.#starting, ...runs]);
+      const ends = [...this.#running.values()].map(({ ended }) => ended);
+      await Promise.all([...this.#starting, ...ends]);
     }
     this.#connection.close();
   }
@@ -146,30 +152,41 @@ export class TaskBroker {
     return this.close();
   }
 
-  async #start(owner: Owner, work: Work, options: StartOptions): Promise<CreatedTask> {
-    const stop = new AbortController();
-    const task = await this.#create(owner, options, stop);
-    const earlier = this.#running.get(task.ref);
-    if (earlier) return earlier.task;
-    if (!isTerminal(task.createTaskResult.status)) this.#run(task, stop, work, options);
-    return task;
+  /** Lets `close` wait: there may be a task in the end, to be reported on. */
+  async #beforeClosing<T extends Task>(start: () => Promise<T>): Promise<T> {
+    if (this.#closed) throw closed();
+    const starting = start();
+    const settled = starting.catch(() => undefined);
+    this.#starting.add(settled);
+    try {
+      return await starting;
+    } finally {
+      this.#starting.delete(settled);
+    }
   }
 
-  async #create(owner: Owner, task: NewTask, stop: AbortController): Promise<CreatedTask> {
+  async #create(owner: Owner, task: NewTask): Promise<CreatedTask> {
     // An id of its own makes the request repeatable: trying again leaves no second task.
     const repeatable = { ...task, externalId: task.externalId ?? randomUUID() };
     const created = await this.#connection.create(owner, repeatable);
-    return new CreatedTask(this.#connection, created, stop, this.#onError);
+    const stopping = this.#stopping(created.taskRef);
+    return new CreatedTask(this.#connection, created, stopping, this.#onError);
   }
 
-  #run(task: CreatedTask, stop: AbortController, work: Work, { stallAfterMs }: StartOptions): void {
-    const run = new Run(this.#connection, task, stop, work, {
+  /** What stops the work of a task, whether it runs here already or is yet to. */
+  #stopping(ref: string): AbortController {
+    return this.#running.get(ref)?.task.stopping ?? new AbortController();
+  }
+
+  #run(task: Task, work: Work, stallAfterMs: number | null | undefined): void {
+    if (this.#running.has(task.ref)) return;
+    const run = new Run(this.#connection, task, work, {
       heartbeatMs: this.#heartbeatMs,
       graceMs: this.#graceMs,
       stallAfterMs,
       onError: this.#onError,
     });
-    this.#running.set(task.ref, { task, run });
+    this.#running.set(task.ref, run);
     void run.ended.then(() => this.#running.delete(task.ref));
     if (this.#closed) run.close();
   }

@@ -24,31 +24,23 @@ const SIGNS_BEFORE_STALL = 3;
 
 /** One piece of work in the background, and the task that it is reported on. */
 export class Run {
+  readonly task: Task;
   /** Settles when the work is over and that has been reported, as far as it can be. */
   readonly ended: Promise<void>;
   readonly #connection: Connection;
-  readonly #task: Task;
-  readonly #stop: AbortController;
   readonly #options: RunOptions;
   readonly #closing = new AbortController();
 
-  constructor(
-    connection: Connection,
-    task: Task,
-    stop: AbortController,
-    work: Work,
-    options: RunOptions,
-  ) {
+  constructor(connection: Connection, task: Task, work: Work, options: RunOptions) {
     this.#connection = connection;
-    this.#task = task;
-    this.#stop = stop;
+    this.task = task;
     this.#options = options;
     this.ended = this.#keep(work);
   }
 
   /** Tells the work to stop; `ended` tells when that is reported. */
   close(): void {
-    this.#stop.abort(new Stopped());
+    this.task.stopping.abort(new Stopped());
     this.#closing.abort();
   }
 
@@ -65,13 +57,13 @@ export class Run {
     try {
       // The answer to the call leaves first, however busy the work is.
       await othersTurn();
-      this.#task.signal.throwIfAborted();
-      return { status: "completed", result: await work(this.#task) };
+      this.task.signal.throwIfAborted();
+      return { status: "completed", result: await work(this.task) };
     } catch (error) {
       if (error instanceof TaskFailed) return failed(error.message, error.code, error.data);
       if (error instanceof CancelRequested) return stopped(error);
-      if (this.#task.signal.aborted) return stopped(this.#task.signal.reason);
-      this.#options.onError(error, this.#task);
+      if (this.task.signal.aborted) return stopped(this.task.signal.reason);
+      this.#options.onError(error, this.task);
       return failed("internal error in the tool server");
     }
   }
@@ -80,7 +72,7 @@ export class Run {
   async #outOfPatience(over: AbortSignal): Promise<TaskEvent> {
     if (!this.#closing.signal.aborted) await once(this.#closing.signal, "abort");
     await sleep(this.#options.graceMs, undefined, { signal: over });
-    return stopped(this.#task.signal.reason);
+    return stopped(this.task.signal.reason);
   }
 
   /** Brings an outcome to the broker; what cannot be helped goes to `onError`. */
@@ -89,24 +81,24 @@ export class Run {
     try {
       await this.#insist(outcome);
     } catch (error) {
-      onError(error, this.#task);
+      onError(error, this.task);
       const instead = insteadOf(error);
       if (!instead) return;
-      await this.#insist(failed(instead)).catch((again) => onError(again, this.#task));
+      await this.#insist(failed(instead)).catch((again) => onError(again, this.task));
     }
   }
 
   /** Outlives a broker that is away, until this server closes. It stays the same event. */
   async #insist(outcome: TaskEvent): Promise<void> {
     const closing = this.#closing.signal;
-    const event = this.#connection.event(this.#task.ref, outcome);
+    const event = this.#connection.event(this.task.ref, outcome);
     for (let round = 1; ; round++) {
       try {
         await this.#connection.report(event);
         return;
       } catch (error) {
         if (!(error instanceof Unreachable) || closing.aborted) throw error;
-        this.#options.onError(error, this.#task);
+        this.#options.onError(error, this.task);
       }
       const pause = pauseMs(round, null, Math.random());
       await sleep(pause, undefined, { signal: closing }).catch(() => undefined);
@@ -125,11 +117,11 @@ export class Run {
     for (;;) {
       await sleep(pause, undefined, { signal: over, ref: false }).catch(() => undefined);
       // Work that does not stop when it is told to shall not keep its task alive.
-      if (over.aborted || this.#task.signal.aborted) return;
+      if (over.aborted || this.task.signal.aborted) return;
       const lively = Date.now() + pause - lastSign > betweenSigns; // the next would come too late
       if (lively) lastSign = Date.now();
       // The next beat may fare better; what matters is said when the outcome is reported.
-      await this.#task.beat({ lively }).catch(() => undefined);
+      await this.task.beat({ lively }).catch(() => undefined);
     }
   }
 }

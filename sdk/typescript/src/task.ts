@@ -25,14 +25,15 @@ export class Task {
   /** The task's name between tool server, broker and operator; it may be logged. */
   readonly ref: string;
   readonly #connection: Connection;
-  readonly #stop: AbortController;
+  /** @internal */
+  readonly stopping: AbortController;
   readonly #onError: OnError;
 
   /** @internal */
-  constructor(connection: Connection, ref: string, stop: AbortController, onError: OnError) {
+  constructor(connection: Connection, ref: string, stopping: AbortController, onError: OnError) {
     this.ref = ref;
     this.#connection = connection;
-    this.#stop = stop;
+    this.stopping = stopping;
     this.#onError = onError;
   }
 
@@ -41,7 +42,7 @@ export class Task {
    * the client wants it cancelled, or that it has ended. Its `reason` is a `CancelRequested`.
    */
   get signal(): AbortSignal {
-    return this.#stop.signal;
+    return this.stopping.signal;
   }
 
   /** Reports any event. */
@@ -142,11 +143,11 @@ export class Task {
     try {
       const state = await reply;
       const reason = reasonToStop(state);
-      if (reason) this.#stop.abort(reason);
+      if (reason) this.stopping.abort(reason);
       return state;
     } catch (error) {
       if (error instanceof Problem && (error.status === 404 || error.status === 410)) {
-        this.#stop.abort(new CancelRequested(`the task is gone: ${error.title}`));
+        this.stopping.abort(new CancelRequested(`the task is gone: ${error.title}`));
       }
       throw error;
     }
@@ -158,8 +159,13 @@ export class CreatedTask extends Task {
   readonly #created: Created;
 
   /** @internal */
-  constructor(connection: Connection, created: Created, stop: AbortController, onError: OnError) {
-    super(connection, created.taskRef, stop, onError);
+  constructor(
+    connection: Connection,
+    created: Created,
+    stopping: AbortController,
+    onError: OnError,
+  ) {
+    super(connection, created.taskRef, stopping, onError);
     this.#created = created;
   }
 

@@ -259,9 +259,17 @@ test("work that runs is not started again", { timeout: 10_000 }, async (t) => {
   };
   const first = await broker.start(OWNER, work, { externalId: "job-81" });
   const second = await broker.start(OWNER, work, { externalId: "job-81" });
-  assert.equal(first, second);
+  assert.equal(first.signal, second.signal);
   assert.equal(runs, 1);
   await broker.close();
+});
+
+test("a restarted server goes on with its tasks", { timeout: 10_000 }, async (t) => {
+  const { broker, events, received } = await tools(t);
+  const task = await broker.resume("a-ref", () => textResult("done after all"));
+  await until(() => events.length === 1);
+  assert.equal(events[0]?.status, "completed");
+  assert.deepEqual([received[0]?.method, received[0]?.url], ["GET", `/v1/tasks/${task.ref}`]);
 });
 
 test("work for a task that has gone is told to stop", { timeout: 10_000 }, async (t) => {
