@@ -193,22 +193,6 @@ def test_the_heartbeat_of_a_silent_thread_looks_and_now_and_then_is_a_sign_of_li
         assert json.loads(sign.body) == {"type": "task.updated", "data": {"taskRef": task.ref}}
 
 
-def test_a_look_leaves_the_task_as_it_was(broker: TaskBroker, client: McpClient) -> None:
-    looks = threading.Semaphore(0)
-
-    def work(_: Task) -> Json:
-        for _look in range(3):
-            looks.acquire()
-        return RESULT
-
-    task = broker.start(owner_of(client), work, stall_after_ms=3_600_000)
-    before = task.read().last_updated_at
-    for _ in range(3):
-        assert task.read().last_updated_at == before
-        looks.release()
-    assert at_its_end(task).status == "completed"
-
-
 def test_a_task_that_is_created_while_closing_is_not_left_behind(
     network: FlakyNetwork, tools: ToolServer, broker: TaskBroker, client: McpClient
 ) -> None:
