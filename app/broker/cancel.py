@@ -7,7 +7,15 @@ from app.broker.read import own_ref, own_task
 from app.db.decisions import Change, Decide
 from app.domain import tasks
 from app.domain.tasks import RpcError, Task
-from app.errors import NotFound
+from app.errors import NotFound, Refused
+
+
+class Ended(Refused):
+    """The task is terminal already."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
 
 
 async def request_cancel(broker: Broker, task_id: str, caller: Caller) -> None:
@@ -25,6 +33,23 @@ async def request_cancel(broker: Broker, task_id: str, caller: Caller) -> None:
         return None, Change(task, after, "cancel requested", "owner", now)
 
     await broker.db.decide(Decide(own_ref(broker, task_id, caller), decision))
+
+
+async def cancel_now(broker: Broker, task_id: str, caller: Caller) -> Task:
+    """Cancels without waiting for the backend; committed on return.
+
+    Raises NotFound or Expired, and Ended for a task that is terminal already.
+    """
+
+    def decision(task: Task | None, _seen: bool) -> tuple[Task, Change | None]:
+        now = broker.clock()
+        task = own_task(task, caller, now)
+        if task.status.terminal:
+            raise Ended(task)
+        after = tasks.cancel_at_once(task, now)
+        return after, Change(task, after, "cancelled", "owner", now)
+
+    return await broker.db.decide(Decide(own_ref(broker, task_id, caller), decision))
 
 
 async def end_as_operator(broker: Broker, ref: UUID, error: RpcError | None) -> Task:

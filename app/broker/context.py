@@ -63,6 +63,7 @@ class Caller(NamedTuple):
     owner: Fingerprints
     backend_id: int | None = None
     """Behind the door of one backend there are only its own tasks; `None` is the door to all."""
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,12 @@ async def sweep(broker: Broker, connection: Driver) -> Swept:
     """
 
     def overdue(due: sweeping.Overdue) -> Callable[[], Awaitable[int]]:
-        return lambda: sweeping.end_overdue(connection, due, broker.clock(), BATCH)
+        async def end_batch() -> int:
+            ended = await sweeping.end_overdue(connection, due, broker.clock(), BATCH)
+            broker.db.changes.tell(ended)
+            return len(ended)
+
+        return end_batch
 
     now = broker.clock()
     purge_before = after(now, -broker.policy.expired_grace_ms)

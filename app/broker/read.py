@@ -55,6 +55,16 @@ async def read_of_backend(broker: Broker, backend: Backend, ref: UUID) -> Task:
     return unexpired(task, broker.clock())
 
 
+async def page_of_owner(
+    broker: Broker, caller: Caller, before: UUID | None, limit: int
+) -> tuple[list[Task], UUID | None]:
+    """One page of the caller's tasks, as `page`."""
+    wanted = Filter(
+        broker.clock(), caller.backend_id, owner=caller.owner, before=before, limit=limit
+    )
+    return await page(broker, wanted)
+
+
 async def page(broker: Broker, wanted: Filter) -> tuple[list[Task], UUID | None]:
     """One page of tasks, newest first, and the reference that the next page starts before."""
     one_more = replace(wanted, limit=wanted.limit + 1)

@@ -1,6 +1,6 @@
 """The database as the rest of the broker sees it: a pool, and the grouped hot statements."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -8,10 +8,12 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection as Connection
 
 from app.db import tasks
+from app.db.changes import Changes
 from app.db.decisions import Answer, Decide, decide
 from app.db.engine import Driver, close, connect, create_engine, transaction
 from app.db.grouping import Grouping
 from app.domain.tasks import Task
+from app.errors import BrokerError
 
 __all__ = ["Connection", "Database"]
 
@@ -26,6 +28,7 @@ class Database:
     def __init__(self, database_url: str) -> None:
         self._url = database_url
         self._engine = create_engine(database_url)
+        self.changes = Changes()
         self._reads: Grouping[UUID, Task | None] = Grouping(
             self.connect, tasks.read, connections=READ_CONNECTIONS, largest=256
         )
@@ -34,7 +37,7 @@ class Database:
         )
         self._decisions: Grouping[Decide[Any], Any] = Grouping(
             self.connect,
-            decide,
+            self._decide,
             connections=WRITE_CONNECTIONS,
             largest=64,
             key=lambda call: call.ref,
@@ -52,6 +55,13 @@ class Database:
         """Decides about a task, commits what changes, and gives the decision's answer."""
         answer: Answer = await self._decisions.call(call)
         return answer
+
+    async def _decide(
+        self, connection: Driver, calls: Sequence[Decide[Any]]
+    ) -> list[Any | BrokerError]:
+        answers = await decide(connection, calls)
+        self.changes.tell(call.ref for call in calls)
+        return answers
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
         """One transaction on the pool, for everything that is not hot."""

@@ -149,6 +149,7 @@ tasks = Table(
         postgresql_where=text("external_id IS NOT NULL"),
     ),
     Index(None, "backend_id", "task_ref"),
+    Index(None, "owner", "task_ref"),
     Index("tasks_live_idx", "backend_id", "task_ref", postgresql_where=text(LIVE)),
     Index("tasks_expires_at_idx", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     Index(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Column, ColumnElement, Table, bindparam, delete, func, literal_column, select
 
@@ -63,8 +64,10 @@ class Overdue:
     what: str
 
 
-async def end_overdue(connection: Driver, overdue: Overdue, now: datetime, limit: int) -> int:
-    """Makes the move for a batch of overdue tasks; the number of tasks that were taken."""
+async def end_overdue(
+    connection: Driver, overdue: Overdue, now: datetime, limit: int
+) -> list[UUID]:
+    """Makes the move for a batch of overdue tasks; which ones were taken."""
     with storage_errors():
         async with connection.transaction():
             rows = await overdue.batch.fetch(connection, now=now, limit=limit)
@@ -76,7 +79,7 @@ async def end_overdue(connection: Driver, overdue: Overdue, now: datetime, limit
             ]
             if changes:
                 await write(connection, changes)
-    return len(rows)
+    return [row[0] for row in rows]
 
 
 async def purge(connection: Driver, cutoff: datetime, limit: int) -> int:

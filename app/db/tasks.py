@@ -170,7 +170,7 @@ async def ref_of(connection: AsyncConnection, backend_id: int, external_id: str)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which tasks to list: those of a backend, newest first, not yet expired at `now`."""
+    """Which tasks to list: of a backend, of an owner; newest first, not yet expired at `now`."""
 
     now: datetime
     backend_id: int | None = None
@@ -178,6 +178,8 @@ class Filter:
     external_id: str | None = None
     before: UUID | None = None
     limit: int = 50
+    owner: Sequence[bytes] | None = None
+    """The owner's fingerprint under each key of the ring."""
 
 
 def listing(wanted: Filter) -> Select[Any]:
@@ -186,6 +188,8 @@ def listing(wanted: Filter) -> Select[Any]:
     statement = statement.where(or_(T.c.expires_at.is_(None), T.c.expires_at > wanted.now))
     if wanted.backend_id is not None:
         statement = statement.where(T.c.backend_id == wanted.backend_id)
+    if wanted.owner is not None:
+        statement = statement.where(T.c.owner.in_(wanted.owner))
     if wanted.status is not None:
         # Written out, so that the planner sees when the partial index of live tasks will do.
         statement = statement.where(T.c.status == literal(wanted.status, literal_execute=True))

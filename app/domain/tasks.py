@@ -253,6 +253,12 @@ def request_cancel(task: Task, now: datetime, grace_ms: int) -> Task:
     return replace(task, cancel_requested_at=now, cancel_due_at=after(now, grace_ms))
 
 
+def cancel_at_once(task: Task, now: datetime) -> Task:
+    """→ cancelled, by the wish alone; the backend learns of it when it reports."""
+    wish = task.cancel_requested_at or now
+    return cancel(replace(task, cancel_requested_at=wish), now)
+
+
 # --- moves of the clock -----------------------------------------------------------------------
 
 

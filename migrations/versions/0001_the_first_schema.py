@@ -190,6 +190,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("task_ref", name=op.f("tasks_pkey")),
         postgresql_with={"fillfactor": "70"},
     )
+    op.create_index(op.f("tasks_owner_task_ref_idx"), "tasks", ["owner", "task_ref"], unique=False)
     op.create_index(
         op.f("tasks_backend_id_task_ref_idx"),
         "tasks",
