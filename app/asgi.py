@@ -163,8 +163,8 @@ class StreamedBody:
     async def client_gone(self) -> None:
         """Returns when the client has closed the connection, before its body's end or after."""
         await self._over.wait()
-        while self.complete and (await self._receive())["type"] != "http.disconnect":
-            pass
+        if self.complete:
+            await client_gone(self._receive)
 
     async def _next(self) -> bytes:
         try:
@@ -195,6 +195,12 @@ def text_header(headers: Headers, name: bytes) -> str | None:
     """A header's value as text, without the white space around it (RFC 9110, 5.5)."""
     value = headers.get(name)
     return None if value is None else value.strip(b" \t").decode("latin-1")
+
+
+async def client_gone(receive: Receive) -> None:
+    """Returns when a client whose body has been read closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def while_connected(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:

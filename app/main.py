@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from app import __version__
 from app.asgi import Application, ClientGone, Message, Receive, Scope, Send
 from app.auth.callers import Callers
+from app.auth.cursors import Cursors
 from app.auth.handles import Handles
 from app.auth.keys import SecretBox
 from app.auth.senders import Senders
@@ -31,6 +32,7 @@ from app.domain.clock import Clock, utc_now
 from app.domain.lifetimes import Lifetimes
 from app.domain.task_ids import Keyring
 from app.errors import BrokerError, Fault
+from app.mcp.advertising import Advertising
 from app.mcp.answering import Answering
 from app.mcp.door import Doorkeeper
 from app.mcp.endpoint import McpEndpoint
@@ -38,6 +40,7 @@ from app.mcp.forwarding import pseudonym
 from app.mcp.gateway import PREFIX as GATEWAY
 from app.mcp.gateway import Gateway
 from app.mcp.relay import Relay
+from app.mcp.streams import Holding
 from app.mcp.upstreams import Upstreams
 from app.settings import Settings
 from app.signals import when_ended
@@ -75,7 +78,7 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     The two hot endpoints are plain ASGI callables beside FastAPI, which serves the rest.
     """
     broker = create_broker(settings, clock)
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), waiters=lambda: len(broker.db.changes))
     callers = Callers(broker.db)
     senders = Senders(broker.db, SecretBox(settings.keys), clock)
     handles = Handles(settings.keys, clock)
@@ -84,9 +87,16 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
-    answering = Answering(broker, metrics, strict_headers=settings.strict_headers)
+    answering = Answering(
+        broker,
+        Cursors(settings.keys),
+        metrics,
+        legacy=settings.legacy,
+        strict_headers=settings.strict_headers,
+    )
+    holding = Holding()
     mcp = McpEndpoint(
-        broker, callers, doorkeeper, answering, max_body_bytes=settings.max_body_bytes
+        broker, callers, doorkeeper, answering, holding, max_body_bytes=settings.max_body_bytes
     )
     upstreams = Upstreams(settings.gateway_timeout_ms / 1000)
     relay = Relay(upstreams, metrics, max_answer_bytes=settings.gateway_max_answer_bytes)
@@ -96,12 +106,19 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         doorkeeper,
         handles,
         answering,
+        holding,
         relay,
+        advertising=Advertising(legacy=settings.legacy),
         pseudonym=pseudonym(settings.keys[0]),
         max_body_bytes=settings.max_body_bytes,
     )
     webhook = WebhookEndpoint(broker, senders, metrics, max_body_bytes=settings.max_body_bytes)
-    api = _create_api(settings, broker, relay, upstreams, metrics)
+
+    def drain() -> None:
+        holding.drain()
+        relay.drain()
+
+    api = _create_api(settings, broker, drain, upstreams, metrics)
     owners = Owners(callers, handles)
     api.include_router(
         rest.router(broker, owners, senders, metrics, max_body_bytes=settings.max_body_bytes)
@@ -151,13 +168,17 @@ def _logged(application: Application) -> Application:
 
 
 def _create_api(
-    settings: Settings, broker: Broker, relay: Relay, upstreams: Upstreams, metrics: Metrics
+    settings: Settings,
+    broker: Broker,
+    drain: Callable[[], None],
+    upstreams: Upstreams,
+    metrics: Metrics,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await _look_at_schema(broker)
         sweeper = asyncio.create_task(run_sweeper(broker, metrics, settings.sweep_interval_ms))
-        with when_ended(relay.drain):
+        with when_ended(drain):
             yield
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):

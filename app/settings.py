@@ -67,6 +67,7 @@ class Settings(BaseSettings):
     allowed_hosts: CommaSeparated = ()
     trusted_proxies: CommaSeparated = ()
     strict_headers: bool = False
+    legacy: bool = True
 
     default_ttl_ms: Milliseconds = 3_600_000
     max_ttl_ms: Milliseconds = 604_800_000

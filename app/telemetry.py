@@ -9,12 +9,12 @@ import re
 import sys
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Literal, TextIO
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -111,24 +111,24 @@ class McpRequests(Collector):
     BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = defaultdict(int)
+        self._counts: dict[tuple[str, str, str], int] = defaultdict(int)
         self._within: dict[str, list[int]] = defaultdict(lambda: [0] * (len(self.BOUNDS) + 1))
         self._seconds: dict[str, float] = defaultdict(float)
 
-    def count(self, method: str, outcome: str, seconds: float) -> None:
-        """`outcome`: ok, unavailable, or the JSON-RPC error code."""
-        self._counts[method, outcome] += 1
+    def count(self, method: str, era: str, outcome: str, seconds: float) -> None:
+        """`era`: modern, legacy or none; `outcome`: ok, unavailable, or the JSON-RPC error code."""
+        self._counts[method, era, outcome] += 1
         self._within[method][bisect_left(self.BOUNDS, seconds)] += 1
         self._seconds[method] += seconds
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "taskbroker_mcp_requests",
-            "MCP requests by method and outcome (ok, or the JSON-RPC error code)",
-            labels=["method", "outcome"],
+            "MCP requests by method, era and outcome (ok, or the JSON-RPC error code)",
+            labels=["method", "era", "outcome"],
         )
-        for (method, outcome), number in self._counts.items():
-            requests.add_metric([method, outcome], number)
+        for labels, number in self._counts.items():
+            requests.add_metric(labels, number)
         yield requests
         times = HistogramMetricFamily(
             "taskbroker_mcp_request_seconds", "Time to answer an MCP request", labels=["method"]
@@ -143,8 +143,13 @@ class McpRequests(Collector):
 class Metrics:
     """The counters of one process."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, waiters: Callable[[], int] = lambda: 0
+    ) -> None:
         self.registry = registry
+        Gauge(
+            "taskbroker_waiters", "Requests that wait for a task to change", registry=registry
+        ).set_function(waiters)
         self.mcp = McpRequests()
         registry.register(self.mcp)
         self.missing_mcp_name = Counter(

@@ -2,19 +2,23 @@
 
 `server/discover`  the tasks extension is there, whoever the tool server is, and there is no
                    `capabilities.tasks`, which belongs to the era before (SEP-2663)
-`initialize`       no `capabilities.tasks`: a task of that era could not be read through here
+`initialize`       `capabilities.tasks` is what is served here, for the version that has tasks
 """
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from app import rawjson
+from app.broker.context import Caller
 from app.domain.backends import Backend
 from app.errors import Invalid
-from app.views.modern import EXTENSION
+from app.views import legacy, modern
 
 _Object = dict[str, Raw]
 _BOM = b"\xef\xbb\xbf"
@@ -23,27 +27,43 @@ _LONGEST_EVENT = 1024 * 1024
 """Longer ones are no answers to what is edited; they pass."""
 
 
-def _offer_tasks(capabilities: _Object) -> None:
+def _offer_extension(result: _Object) -> None:
+    capabilities = _object_or_empty(result.get("capabilities"))
     extensions = _object_or_empty(capabilities.get("extensions"))
-    extensions[EXTENSION] = Raw(b"{}")
+    extensions[modern.EXTENSION] = Raw(b"{}")
     capabilities["extensions"] = Raw(msgspec.json.encode(extensions))
     capabilities.pop("tasks", None)
+    result["capabilities"] = Raw(msgspec.json.encode(capabilities))
 
 
-def _withhold_tasks(capabilities: _Object) -> None:
+def _set_tasks(result: _Object, offered: dict[str, Any] | None) -> None:
+    capabilities = _object_or_empty(result.get("capabilities"))
     capabilities.pop("tasks", None)
+    has_tasks = result.get("protocolVersion") == Raw(json.dumps(legacy.VERSION).encode())
+    if offered is not None and has_tasks:
+        capabilities["tasks"] = Raw(msgspec.json.encode(offered))
+    result["capabilities"] = Raw(msgspec.json.encode(capabilities))
 
 
 Edit = Callable[[_Object], None]
+"""Corrects the result of an answer."""
 
 
-def edit_of(method: str, backend: Backend) -> Edit | None:
-    """What to correct in the answer to a method."""
-    if method == "server/discover":
-        return _offer_tasks
-    if method == "initialize" and not backend.terms.forward_unknown_tasks:
-        return _withhold_tasks
-    return None
+class Advertising:
+    """What to correct. `legacy`: tasks of 2025-11-25 are served here."""
+
+    def __init__(self, *, legacy: bool) -> None:
+        self._legacy = legacy
+
+    def edit_of(self, method: str, backend: Backend, caller: Caller) -> Edit | None:
+        """What to correct in the answer to a method."""
+        if method == "server/discover":
+            return _offer_extension
+        if method == "initialize" and self._legacy:
+            return partial(_set_tasks, offered=legacy.capability(listable=not caller.anonymous))
+        if method == "initialize" and not backend.terms.forward_unknown_tasks:
+            return partial(_set_tasks, offered=None)
+        return None
 
 
 def edited_message(message: bytes, edit: Edit) -> bytes:
@@ -51,9 +71,7 @@ def edited_message(message: bytes, edit: Edit) -> bytes:
     try:
         envelope = rawjson.decode_body(message, _Object)
         result = _object(envelope["result"])
-        capabilities = _object_or_empty(result.get("capabilities"))
-        edit(capabilities)
-        result["capabilities"] = Raw(msgspec.json.encode(capabilities))
+        edit(result)
         envelope["result"] = Raw(msgspec.json.encode(result))
         return msgspec.json.encode(envelope)
     except (Invalid, KeyError, UnicodeError):  # a name that is no text can be carried, not written

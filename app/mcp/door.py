@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 _NOTHING = re.compile(rb"q\s*=\s*0(\.0*)?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+JSON, EVENT_STREAM = b"application/json", b"text/event-stream"
+BOTH = "Accept must list application/json and text/event-stream"
 INTERNAL = RpcFailure(INTERNAL_ERROR, "Internal error; the broker's log says why", 500)
 _STATUS: dict[type[BrokerError], int] = {
     Invalid: 400,
@@ -79,25 +81,28 @@ def _is_json(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
+def accepts(headers: Headers, media: bytes) -> bool:
+    """Whether a client takes answers of a media type."""
+    admitted = _admitted(headers.get(b"accept", b"*/*"))
+    return not admitted.isdisjoint({media, media.partition(b"/")[0] + b"/*", b"*/*"})
+
+
 @lru_cache(maxsize=256)
-def _accepts_both(accept: bytes) -> bool:
+def _admitted(accept: bytes) -> frozenset[bytes]:
     admitted = set()
     for item in accept.lower().split(b","):
         media, *parameters = (part.strip() for part in item.split(b";"))
         if not any(_NOTHING.fullmatch(parameter) for parameter in parameters):
             admitted.add(media)
-    return all(
-        not admitted.isdisjoint({exact, exact.partition(b"/")[0] + b"/*", b"*/*"})
-        for exact in (b"application/json", b"text/event-stream")
-    )
+    return frozenset(admitted)
 
 
 def unfit(headers: Headers) -> Answer | None:
-    """The answer to a request whose body is no JSON, or that cannot take both kinds of answer."""
+    """The answer to a request whose body is no JSON, or that takes no JSON back."""
     if not _is_json(headers.get(b"content-type", b"")):
         return refusal(415, "Content-Type must be application/json")
-    if not _accepts_both(headers.get(b"accept", b"*/*")):
-        return refusal(406, "Accept must list application/json and text/event-stream")
+    if not accepts(headers, JSON):
+        return refusal(406, BOTH)
     return None
 
 

@@ -9,18 +9,22 @@ from app.asgi import (
     Receive,
     Scope,
     Send,
+    client_gone,
     headers_of,
     read_body,
     send_answer,
     text_header,
+    while_connected,
 )
 from app.auth.callers import Callers
 from app.broker.context import Broker, Caller
+from app.domain.owners import ANONYMOUS
 from app.errors import BrokerError
 from app.mcp import jsonrpc
 from app.mcp.answering import Answering
 from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
 from app.mcp.peek import peek
+from app.mcp.streams import Held, Holding
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +36,7 @@ class McpEndpoint:
         callers: Callers,
         doorkeeper: Doorkeeper,
         answering: Answering,
+        holding: Holding,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -39,16 +44,20 @@ class McpEndpoint:
         self._callers = callers
         self._doorkeeper = doorkeeper
         self._answering = answering
+        self._holding = holding
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             answer = await self._answer(scope, receive)
+            if isinstance(answer, Held):
+                await while_connected(client_gone(receive), self._holding.give(answer, send))
+                return
         except ClientGone:
             return
         await send_answer(send, answer)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer | Held:
         headers: Headers = {}
         body = b""
         try:
@@ -65,7 +74,8 @@ class McpEndpoint:
         except Exception:
             log.exception("mcp request failed before its message was read")
             return Answer(500, jsonrpc.error_body(None, INTERNAL))
-        return await self._answering(body, headers, Caller(self._keyring.fingerprints(owner)))
+        caller = Caller(self._keyring.fingerprints(owner), anonymous=owner == ANONYMOUS)
+        return await self._answering(body, headers, caller)
 
     def _refuse(self, method: str, headers: Headers) -> Answer | None:
         """The answer to a request that is turned away before its body is read."""

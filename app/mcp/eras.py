@@ -45,6 +45,7 @@ class Params(Struct, rename={"meta": "_meta", "task_id": "taskId"}):
     inputResponses: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
     protocolVersion: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
     notifications: Raw | UnsetType = UNSET
+    cursor: Raw | UnsetType = UNSET
 
 
 class _Meta(Struct, rename={"version": VERSION_KEY, "capabilities": CAPABILITIES_KEY}):
@@ -56,6 +57,10 @@ class _Capabilities(Struct):
     extensions: Raw | UnsetType = UNSET
 
 
+MODERN, LEGACY = "modern", "legacy"
+"""What the eras are called in metrics."""
+
+
 class Modern(NamedTuple):
     """A request of 2026-07-28 whose version and routing headers are in order."""
 
@@ -63,27 +68,32 @@ class Modern(NamedTuple):
     extensions: frozenset[str]
     """The extensions that the client declared on this very request."""
 
+    @property
+    def name(self) -> str:
+        return MODERN
+
 
 class Legacy(NamedTuple):
     """A request of the eras before."""
 
     params: Params
 
+    @property
+    def name(self) -> str:
+        return LEGACY
 
-def classify(request: Request, headers: Headers) -> Modern | Legacy | RpcFailure:
-    """The era of a request, or the error that answers it."""
+
+def classify(request: Request, headers: Headers) -> Modern | Legacy:
+    """The era of a request. Raises RpcFailure when it is not as its era demands."""
     method = text_header(headers, b"mcp-method")
-    try:
-        params = part(request.params or _NOTHING, Params, "params")
-        meta = b"" if params.meta is UNSET else bytes(params.meta)
-        judge = _judge_again if len(meta) <= _REPEATED_BYTES else _judge
-        extensions = judge(
-            meta,
-            text_header(headers, b"mcp-protocol-version"),
-            None if method is None else method == request.method,
-        )
-    except RpcFailure as failure:
-        return failure
+    params = part(request.params or _NOTHING, Params, "params")
+    meta = b"" if params.meta is UNSET else bytes(params.meta)
+    judge = _judge_again if len(meta) <= _REPEATED_BYTES else _judge
+    extensions = judge(
+        meta,
+        text_header(headers, b"mcp-protocol-version"),
+        None if method is None else method == request.method,
+    )
     return Legacy(params) if extensions is None else Modern(params, extensions)
 
 

@@ -22,6 +22,7 @@ from app.asgi import (
     headers_of,
     send_answer,
     text_header,
+    while_connected,
 )
 from app.auth.callers import Callers
 from app.auth.handles import Handles
@@ -29,13 +30,17 @@ from app.auth.remembered import Remembered
 from app.broker.context import Broker, Caller
 from app.db import backends
 from app.domain.backends import NAME, Backend
+from app.domain.owners import ANONYMOUS
 from app.errors import BrokerError, TooLarge, TooSlow
-from app.mcp import advertising, forwarding, jsonrpc
+from app.mcp import forwarding, jsonrpc
+from app.mcp.advertising import Advertising
 from app.mcp.answering import Answering
 from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
 from app.mcp.jsonrpc import RpcFailure
+from app.mcp.legacy import named_question
 from app.mcp.peek import LOOKED_AT, message_id, peek
 from app.mcp.relay import Outbound, Relay, bad_gateway
+from app.mcp.streams import Held, Holding
 from app.mcp.subjects import LISTEN, is_about_tasks, task_ids
 from app.mcp.upstreams import BadGateway, Disabled, Loop
 from app.views import modern
@@ -61,8 +66,10 @@ class Gateway:
         doorkeeper: Doorkeeper,
         handles: Handles,
         answering: Answering,
+        holding: Holding,
         relay: Relay,
         *,
+        advertising: Advertising,
         pseudonym: bytes,
         max_body_bytes: int,
     ) -> None:
@@ -71,7 +78,9 @@ class Gateway:
         self._doorkeeper = doorkeeper
         self._handles = handles
         self._answering = answering
+        self._holding = holding
         self._relay = relay
+        self._advertising = advertising
         self._pseudonym = pseudonym
         self._max_body_bytes = max_body_bytes
         self._backends = Remembered(self._find_backend)
@@ -80,6 +89,9 @@ class Gateway:
         body = StreamedBody(receive)
         try:
             decided = await self._decide(scope, body)
+            if isinstance(decided, Held):
+                await while_connected(body.client_gone(), self._holding.give(decided, send))
+                return
             if isinstance(decided, _Route):
                 answer = await self._relay(decided.backend, decided.request, body, send)
             else:
@@ -89,7 +101,7 @@ class Gateway:
         if answer is not None:
             await send_answer(send, answer)
 
-    async def _decide(self, scope: Scope, body: StreamedBody) -> Answer | _Route:
+    async def _decide(self, scope: Scope, body: StreamedBody) -> Answer | Held | _Route:
         headers: Headers = {}
         try:
             headers = headers_of(scope)
@@ -112,7 +124,9 @@ class Gateway:
             return refusal(405, "Use POST", (b"allow", ", ".join(_ALLOWED).encode()))
         return None
 
-    async def _route(self, scope: Scope, headers: Headers, body: StreamedBody) -> Answer | _Route:
+    async def _route(
+        self, scope: Scope, headers: Headers, body: StreamedBody
+    ) -> Answer | Held | _Route:
         name: str = scope["path"].removeprefix(PREFIX)
         backend = await self._backends.get(name) if NAME.fullmatch(name) else None
         if backend is None or backend.terms.mcp_url is None:
@@ -120,20 +134,22 @@ class Gateway:
         if scope["method"] == "POST":
             await body.grow()  # so that also a refusal can carry the id of what it refuses
         owner = await self._callers.owner(text_header(headers, b"authorization"), backend)
-        caller = Caller(self._broker.keyring.fingerprints(owner), backend.id)
+        caller = Caller(
+            self._broker.keyring.fingerprints(owner), backend.id, anonymous=owner == ANONYMOUS
+        )
         method = await self._method(headers, body) if scope["method"] == "POST" else ""
-        if is_about_tasks(method):
+        if is_about_tasks(method) or self._answers_ours(method, body):
             refused = unfit(headers)
             if refused is not None:
                 return refused
             await body.read(headers, self._max_body_bytes)
-            if self._is_ours(method, body.head, backend):
+            if not method or self._is_ours(method, body.head, backend):
                 return await self._answering(body.head, headers, caller)
         if backend.disabled_at is not None:
             raise Disabled
         if self._came_from_here(headers):
             raise Loop
-        edit = advertising.edit_of(method, backend)
+        edit = self._advertising.edit_of(method, backend, caller)
         handle = self._handles.issue(owner, backend.name)
         request = Outbound(
             scope["method"],
@@ -143,6 +159,12 @@ class Gateway:
             endless=scope["method"] == "GET" or method == LISTEN,
         )
         return _Route(backend, request)
+
+    def _answers_ours(self, method: str, body: StreamedBody) -> bool:
+        """Whether a message is the answer to a question that `tasks/result` has put."""
+        rpc_id = None if method else message_id(body)
+        question = None if rpc_id is None else named_question(rpc_id)
+        return question is not None and self._broker.keyring.may_have_minted(question[0])
 
     def _came_from_here(self, headers: Headers) -> bool:
         return self._pseudonym in headers.get(b"via", b"")
@@ -174,8 +196,10 @@ class Gateway:
             ids = task_ids(body)
         except RpcFailure:
             return True  # the answer says what is wrong with it
+        if not ids:
+            return method != LISTEN
         if not backend.terms.forward_unknown_tasks:
-            return bool(ids)
+            return True
         return any(map(self._broker.keyring.may_have_minted, ids))
 
     async def _find_backend(self, name: str) -> Backend | None:

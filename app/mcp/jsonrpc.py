@@ -32,6 +32,14 @@ class RpcFailure(Exception):
         super().__init__(message)
 
 
+class StoredFailure(RpcFailure):
+    """A JSON-RPC error as a tool server wrote it. `text` is its JSON text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(int(json.loads(text)["code"]), "", 200)
+        self.text = text
+
+
 class Request(NamedTuple):
     """`id` is the JSON text that came in, so that it goes back with its type and digits."""
 
@@ -44,11 +52,20 @@ class Notification(NamedTuple):
     method: str
 
 
+class Response(NamedTuple):
+    """A client's answer to a request of the broker's. `result` is `None` if it is an error."""
+
+    id: bytes
+    result: str | None
+
+
 class _Envelope(Struct):
     jsonrpc: Raw | UnsetType = UNSET
     method: Raw | UnsetType = UNSET
     id: Raw | UnsetType = UNSET
     params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
 
 
 class _Plain(Struct):
@@ -60,14 +77,14 @@ class _Plain(Struct):
     params: Raw | UnsetType = UNSET
 
 
-def parse(body: bytes) -> Request | Notification:
+def parse(body: bytes) -> Request | Notification | Response:
     """The message in an HTTP body. Raises BadMessage."""
     try:
         envelope = rawjson.decode_body(body, _Plain)
     except Malformed as error:
         raise BadMessage(PARSE_ERROR, f"Parse error: {error.detail}", None) from None
     except WrongShape:
-        raise _explained(body) from None
+        return _response(body)
     rpc_id = _id(envelope.id)
     if envelope.jsonrpc != "2.0":
         raise BadMessage(INVALID_REQUEST, 'Invalid request: "jsonrpc" must be "2.0"', rpc_id)
@@ -100,19 +117,25 @@ def _id(raw: Raw | UnsetType) -> bytes | None:
     raise BadMessage(INVALID_REQUEST, 'Invalid request: "id" must be a string or an integer', None)
 
 
-def _explained(body: bytes) -> BadMessage:
+def _response(body: bytes) -> Response:
+    """A body that is no request as a response. Raises BadMessage, which says what is wrong."""
     if body.lstrip()[:1] == b"[":
-        return BadMessage(
+        raise BadMessage(
             INVALID_REQUEST, "Invalid request: send one message, batches are not part of MCP", None
         )
     try:
         envelope = rawjson.decode(body, _Envelope)
-        rpc_id = _id(envelope.id)
-    except BadMessage as bad:
-        return bad
     except WrongShape:
-        return BadMessage(INVALID_REQUEST, "Invalid request: the body must be an object", None)
-    return BadMessage(
+        raise BadMessage(
+            INVALID_REQUEST, "Invalid request: the body must be an object", None
+        ) from None
+    rpc_id = _id(envelope.id)
+    answers = envelope.result is not UNSET or envelope.error is not UNSET
+    if envelope.method is UNSET and rpc_id is not None and answers:
+        result = envelope.result
+        is_result = result is not UNSET and rawjson.is_object(result)
+        return Response(rpc_id, rawjson.text(result) if is_result else None)  # type: ignore[arg-type]  # is set
+    raise BadMessage(
         INVALID_REQUEST,
         'Invalid request: "jsonrpc" and "method" must be present, and texts',
         rpc_id,
@@ -124,9 +147,17 @@ def result_body(rpc_id: bytes, result: str) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (rpc_id, result.encode())
 
 
+def request_body(rpc_id: str, method: str, params: str) -> bytes:
+    """A request of the broker's to a client."""
+    head = f'{{"jsonrpc":"2.0","id":{json.dumps(rpc_id)},"method":{json.dumps(method)}'
+    return f'{head},"params":{params}}}'.encode()
+
+
 def error_body(rpc_id: bytes | None, failure: RpcFailure) -> bytes:
     """An error response; without an id where the request's could not be read."""
     head = b"" if rpc_id is None else b'"id":%b,' % rpc_id
+    if isinstance(failure, StoredFailure):
+        return b'{"jsonrpc":"2.0",%b"error":%b}' % (head, failure.text.encode())
     data = "" if failure.data is None else f',"data":{failure.data}'
     error = f'{{"code":{failure.code},"message":{json.dumps(failure.message)}{data}}}'
     return b'{"jsonrpc":"2.0",%b"error":%b}' % (head, error.encode())

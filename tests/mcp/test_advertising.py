@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.mcp.advertising import _offer_tasks, edited_events, edited_message
+from app.mcp.advertising import _offer_extension, edited_events, edited_message
 from tests.support.service import TASKS
 
 objects = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
@@ -21,14 +21,14 @@ def discovery(offered: dict[str, Any]) -> dict[str, Any]:
 
 @given(capabilities)
 def test_the_extension_is_added_and_nothing_else_changes(offered: dict[str, Any]) -> None:
-    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_tasks))
+    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_extension))
     kept = {name: value for name, value in offered.items() if name != "tasks"}
     assert edited == discovery({**kept, "extensions": {TASKS: {}}})
 
 
 @given(st.binary(max_size=40) | st.just(b'{"result": {"capabilities": [1]}}'))
 def test_what_is_no_such_answer_comes_back_as_it_is(message: bytes) -> None:
-    assert edited_message(message, _offer_tasks) == message
+    assert edited_message(message, _offer_extension) == message
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_what_is_no_such_answer_comes_back_as_it_is(message: bytes) -> None:
     ids=["name-is-no-text", "no-utf-8", "too-deep"],
 )
 def test_what_cannot_be_written_again_comes_back_as_it_is(message: bytes) -> None:
-    assert edited_message(message, _offer_tasks) == message
+    assert edited_message(message, _offer_extension) == message
 
 
 def test_an_extension_with_settings_becomes_the_plain_one() -> None:
     """Clients read a value with members as an extension that they do not know."""
     offered = {"extensions": {TASKS: {"list": True}, "x/y": {}}}
-    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_tasks))
+    edited = json.loads(edited_message(json.dumps(discovery(offered)).encode(), _offer_extension))
     assert edited == discovery({"extensions": {TASKS: {}, "x/y": {}}})
 
 
@@ -58,7 +58,7 @@ async def test_an_event_is_found_however_the_stream_is_cut(end: str) -> None:
     stream = f": ping{end}{end}id: 1{end}{data}{end}{end}data: other\n\nrest".encode()
     for cut in range(1, len(stream)):
         edited = b"".join(
-            [event async for event in edited_events(_in_two(stream, cut), _offer_tasks)]
+            [event async for event in edited_events(_in_two(stream, cut), _offer_extension)]
         )
         ping, first, second, rest = "\n".join(edited.decode().splitlines()).split("\n\n")
         name, *lines = first.splitlines()
@@ -81,7 +81,7 @@ async def test_what_never_becomes_an_event_is_not_kept() -> None:
             yield kilobyte
 
     largest, total = 0, 0
-    async for part in edited_events(endless(), _offer_tasks):
+    async for part in edited_events(endless(), _offer_extension):
         largest, total = max(largest, len(part)), total + len(part)
     assert total == 30_000 * 1024
     assert largest < 2 * 1024 * 1024

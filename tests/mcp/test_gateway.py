@@ -297,8 +297,7 @@ async def test_task_methods_are_recognised_without_their_header(
     await service.tool_server(mcp_url=upstream.url)
     body = b'{"params": {"taskId": "x"}, "id": 5, "jsonrpc": "2.0", "method": "%b"}'
     response = await service.client().through("tools").post(body % name.encode())
-    assert response.json()["error"]["code"] == -32020
-    assert response.json()["id"] == 5
+    assert response.json() == {"jsonrpc": "2.0", "id": 5, "error": NOT_FOUND}
     assert not upstream.received
 
 
@@ -586,20 +585,94 @@ async def test_an_error_in_place_of_discovery_comes_back_as_it_is(
     assert (response.status_code, response.content) == (404, error)
 
 
-@pytest.mark.parametrize("keeps_tasks", [False, True])
-async def test_initialize_promises_only_tasks_that_can_be_read(
-    service: Service, upstream: Upstream, keeps_tasks: bool
+INITIALIZED: dict[str, Any] = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {"tools": {}, "tasks": {"mine": {}}},
+}
+
+
+@pytest.mark.parametrize("form", [_as_json, _as_event], ids=["json", "sse"])
+async def test_initialize_offers_the_tasks_of_its_era(
+    service: Service, upstream: Upstream, form: Any
 ) -> None:
-    """Without --forward-unknown-tasks the tool server's own tasks would be out of reach."""
-    await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=keeps_tasks)
-    capabilities: dict[str, Any] = {"tools": {}, "tasks": {"list": {}}}
-    result = {"protocolVersion": "2025-11-25", "capabilities": capabilities}
-    upstream.behaviour = answer_with(json.dumps({"id": 0, "result": result}).encode())
+    await service.tool_server(mcp_url=upstream.url)
+    body, headers = form(json.dumps({"jsonrpc": "2.0", "id": 0, "result": INITIALIZED}).encode())
+    upstream.behaviour = answer_with(body, headers=[*headers, ("mcp-session-id", "s-1")])
 
     response = await service.client().through("tools").post({"id": 0, "method": "initialize"})
 
-    expected = capabilities if keeps_tasks else {"tools": {}}
-    assert response.json()["result"]["capabilities"] == expected
+    text = response.text.rpartition("data: ")[2]
+    assert json.loads(text)["result"]["capabilities"] == {
+        "tools": {},
+        "tasks": {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
+    }
+    assert response.headers["mcp-session-id"] == "s-1"
+
+
+async def test_a_version_without_tasks_is_offered_none(
+    service: Service, upstream: Upstream
+) -> None:
+    await service.tool_server(mcp_url=upstream.url)
+    result = {**INITIALIZED, "protocolVersion": "2025-06-18"}
+    upstream.behaviour = answer_with(json.dumps({"id": 0, "result": result}).encode())
+    response = await service.client().through("tools").post({"id": 0, "method": "initialize"})
+    assert response.json()["result"]["capabilities"] == {"tools": {}}
+
+
+async def test_the_nameless_are_offered_no_list(service: Service, upstream: Upstream) -> None:
+    await service.tool_server(mcp_url=upstream.url, allow_anonymous=True)
+    upstream.behaviour = answer_with(json.dumps({"id": 0, "result": INITIALIZED}).encode())
+    response = await service.anonymous().through("tools").post({"id": 0, "method": "initialize"})
+    assert "list" not in response.json()["result"]["capabilities"]["tasks"]
+
+
+@pytest.mark.parametrize("keeps_tasks", [False, True])
+async def test_with_the_era_switched_off_only_tasks_that_can_be_read_are_promised(
+    database_url: str, clock: ShiftedClock, upstream: Upstream, keeps_tasks: bool
+) -> None:
+    async with running_service(test_settings(database_url, legacy=False), clock) as service:
+        await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=keeps_tasks)
+        upstream.behaviour = answer_with(json.dumps({"id": 0, "result": INITIALIZED}).encode())
+        response = await service.client().through("tools").post({"id": 0, "method": "initialize"})
+        offered = response.json()["result"]["capabilities"]
+        assert offered == (INITIALIZED["capabilities"] if keeps_tasks else {"tools": {}})
+
+
+async def test_an_answer_to_a_question_of_a_task_is_taken_and_any_other_passed_on(
+    service: Service, upstream: Upstream
+) -> None:
+    """Clients of 2025-11-25 answer by messages without a method."""
+    tools = await service.tool_server(mcp_url=upstream.url)
+    client = service.client()
+    task = await tools.create(client)
+    await tools.ask(task, "sure")
+    reply = {"jsonrpc": "2.0", "id": f"{task.id}:sure", "result": {"action": "decline"}}
+
+    assert (await client.through("tools").post(reply)).status_code == 202
+    assert not upstream.received
+    answers = (await tools.read(task.ref)).json()["inputResponses"]
+    assert answers == {"sure": {"action": "decline"}}
+
+    await client.through("tools").post({**reply, "id": "the tool server's own"})
+    assert upstream.last.message["id"] == "the tool server's own"
+
+
+async def test_a_list_behind_a_backends_door_has_its_tasks_only(
+    service: Service, upstream: Upstream
+) -> None:
+    tools = await service.tool_server(mcp_url=upstream.url)
+    others = await service.tool_server("others", mcp_url=upstream.url)
+    client = service.client()
+    mine, elsewhere = await tools.create(client), await others.create(client)
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/list"}
+    for path, expected in (
+        ("/mcp/tools", {mine.id}),
+        ("/mcp/others", {elsewhere.id}),
+        ("/mcp", {mine.id, elsewhere.id}),
+    ):
+        listed = (await client.post(message, path=path)).json()["result"]["tasks"]
+        assert {task["taskId"] for task in listed} == expected
+    assert not upstream.received
 
 
 # --- tool servers that keep some tasks themselves ---------------------------------------------
