@@ -27,6 +27,7 @@ server = MCPServer(
     "demo-tools",
     version="1.0",
     extensions=[durable],
+    middleware=[durable.middleware],
     lifespan=durable.lifespan,  # closes the broker's client: tasks that still run are reported
     log_level="WARNING",
 )

@@ -19,10 +19,16 @@ from mcp import MCPError
 from mcp.server import MCPServer, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension
-from mcp_types import INTERNAL_ERROR, MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams
+from mcp_types import (
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    CallToolRequestParams,
+)
 from pydantic import BaseModel
 
 from taskbroker_sdk import (
+    AsyncCreatedTask,
     AsyncTask,
     AsyncTaskBroker,
     CancelRequested,
@@ -30,6 +36,9 @@ from taskbroker_sdk import (
     TaskFailed,
     owner_from,
 )
+from taskbroker_sdk._handle import running
+
+LEGACY = "2025-11-25"
 
 Tool = TypeVar("Tool", bound=Callable[..., Any])
 Condition = Callable[[CallToolRequestParams], bool]
@@ -100,6 +109,35 @@ class DurableTools(Extension):
         async with self._broker:
             yield
 
+    async def middleware(
+        self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        """For MCPServer, if clients of MCP 2025-11-25 shall have tasks as well."""
+        if ctx.protocol_version != LEGACY:
+            return await call_next(ctx)
+        if ctx.method == "tools/list":
+            return self._with_task_support(await call_next(ctx))
+        if ctx.method != "tools/call":
+            return await call_next(ctx)
+        params = CallToolRequestParams.model_validate(ctx.params or {}, by_name=False)
+        mark = self._marks.get(params.name)
+        if mark is None or not mark.becomes_task(params):
+            return await call_next(ctx)
+        if params.task is not None:
+            started = await self._start(params.name, ctx, call_next, ttl_ms=params.task.ttl)
+            return started.create_task_result_legacy
+        if mark.required:
+            raise MCPError(METHOD_NOT_FOUND, f"{params.name} can be called as a task only")
+        return await call_next(ctx)
+
+    def _with_task_support(self, result: HandlerResult) -> HandlerResult:
+        """A list of tools that says of each durable one how it may be called."""
+        listed = _as_dict(result)
+        for tool in listed.get("tools", ()):
+            if (mark := self._marks.get(tool["name"])) is not None:
+                tool["execution"] = {"taskSupport": "required" if mark.required else "optional"}
+        return listed
+
     async def intercept_tool_call(
         self,
         params: CallToolRequestParams,
@@ -107,10 +145,12 @@ class DurableTools(Extension):
         call_next: CallNext,
     ) -> HandlerResult:
         mark = self._marks.get(params.name)
-        if mark is None or not mark.becomes_task(params):
+        if mark is None or not mark.becomes_task(params) or _runs_as_task():
             return await call_next(ctx)
         if self._known_to_client(ctx):
-            return await self._start(params.name, ctx, call_next)
+            return (await self._start(params.name, ctx, call_next)).create_task_result
+        if ctx.protocol_version == LEGACY:  # `middleware` sees to what is required there
+            return await call_next(ctx)
         if mark.required:
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -123,9 +163,13 @@ class DurableTools(Extension):
             raise MCPError(INTERNAL_ERROR, str(wish)) from None
 
     async def _start(
-        self, tool: str, ctx: ServerRequestContext[Any, Any], call_next: CallNext
-    ) -> dict[str, Any]:
-        """Lets a call go on as a task; what the client is told."""
+        self,
+        tool: str,
+        ctx: ServerRequestContext[Any, Any],
+        call_next: CallNext,
+        ttl_ms: float | None = None,
+    ) -> AsyncCreatedTask:
+        """Lets a call go on as a task."""
 
         async def work(_: AsyncTask) -> dict[str, Any]:
             try:
@@ -134,9 +178,10 @@ class DurableTools(Extension):
                 raise TaskFailed(error.code, error.message, error.data) from error
 
         terms: NewTask = {**self._terms, "tool": tool}
+        if ttl_ms is not None:
+            terms["ttl_ms"] = int(ttl_ms)
         owner = owner_from(getattr(ctx.request, "headers", {}))
-        task = await self._broker.start(owner, work, **terms)
-        return task.create_task_result
+        return await self._broker.start(owner, work, **terms)
 
     def _known_to_client(self, ctx: ServerRequestContext[Any, Any]) -> bool:
         capabilities = ctx.session.client_capabilities
@@ -145,12 +190,20 @@ class DurableTools(Extension):
 
 def _final(result: HandlerResult) -> dict[str, Any]:
     """A result as JSON. TaskFailed if it is no end, but a question of the call."""
-    if isinstance(result, BaseModel):
-        result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-    result = result or {}
-    if result.get("resultType") == "input_required":
+    final = _as_dict(result)
+    if final.get("resultType") == "input_required":
         raise TaskFailed(INTERNAL_ERROR, "a durable tool asks with current_task().ask")
-    return result
+    return final
+
+
+def _as_dict(result: HandlerResult) -> dict[str, Any]:
+    if isinstance(result, BaseModel):
+        return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return result or {}
+
+
+def _runs_as_task() -> bool:
+    return running.get() is not None
 
 
 def _failing_as_it_says(tool: Tool) -> Tool:
