@@ -87,14 +87,16 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
+    holding = Holding()
     answering = Answering(
         broker,
+        callers,
         Cursors(settings.keys),
+        holding,
         metrics,
         legacy=settings.legacy,
         strict_headers=settings.strict_headers,
     )
-    holding = Holding()
     mcp = McpEndpoint(
         broker, callers, doorkeeper, answering, holding, max_body_bytes=settings.max_body_bytes
     )

@@ -103,22 +103,22 @@ def _decode_slowly(document: str, shape: type[T], at: str) -> T:
         _check_syntax(document.encode())
         raise WrongShape(_UNPAIRED)
     try:
-        members = list(_members(document))
+        found = list(members(document))
     except RecursionError:
         raise Malformed("The JSON is nested too deeply.") from None
     except ValueError as error:
         raise Malformed(f"The body is not valid JSON: {error}.") from None
     if not issubclass(shape, msgspec.Struct):
-        return msgspec.convert({name: Raw(raw.encode()) for name, raw in members}, shape)
-    return _fill(shape, members, at)
+        return msgspec.convert({name: Raw(raw.encode()) for name, raw in found}, shape)
+    return _fill(shape, found, at)
 
 
-def _fill(shape: type[T], members: list[tuple[str, str]], at: str) -> T:
+def _fill(shape: type[T], given: list[tuple[str, str]], at: str) -> T:
     fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}  # type: ignore[arg-type]
     carried = {name: field.name for name, field in fields.items() if _may_be_raw(field.type)}
     outline = ",".join(
         f"{json.dumps(name)}:{'0' if name in carried else raw}"
-        for name, raw in members
+        for name, raw in given
         if name in fields  # any other is skipped unread
     )
     try:
@@ -127,7 +127,7 @@ def _fill(shape: type[T], members: list[tuple[str, str]], at: str) -> T:
         raise WrongShape(faults=[_fault(error, at)]) from None
     except msgspec.DecodeError:
         raise WrongShape(_UNPAIRED) from None
-    for name, raw in members:
+    for name, raw in given:
         if name in carried:
             msgspec.structs.force_setattr(filled, carried[name], Raw(raw.encode()))  # type: ignore[arg-type]
     return filled
@@ -137,7 +137,7 @@ def _may_be_raw(annotation: object) -> bool:
     return Raw in (annotation, *getattr(annotation, "__args__", ()))
 
 
-def _members(document: str) -> Iterator[tuple[str, str]]:
+def members(document: str) -> Iterator[tuple[str, str]]:
     """The members of a JSON object with their values as they stand in the text."""
     at = _skip(document, 0, "{")
     if document[at : at + 1] == "}":

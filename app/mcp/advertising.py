@@ -60,7 +60,9 @@ class Advertising:
         if method == "server/discover":
             return _offer_extension
         if method == "initialize" and self._legacy:
-            return partial(_set_tasks, offered=legacy.capability(listable=not caller.anonymous))
+            # A list must have every task that can be read, and some are kept elsewhere.
+            listable = not (caller.anonymous or backend.terms.forward_unknown_tasks)
+            return partial(_set_tasks, offered=legacy.capability(listable=listable))
         if method == "initialize" and not backend.terms.forward_unknown_tasks:
             return partial(_set_tasks, offered=None)
         return None

@@ -7,20 +7,29 @@ import structlog
 from msgspec import UNSET
 
 from app.asgi import Answer, Headers, text_header
+from app.auth.callers import Callers
 from app.auth.cursors import Cursors
 from app.broker.context import Broker, Caller
 from app.errors import StorageUnavailable
 from app.mcp import jsonrpc
 from app.mcp.door import BOTH, EVENT_STREAM, INTERNAL, accepts, unavailable
-from app.mcp.eras import MODERN, Legacy, Modern, classify, mismatch, part, unsupported
-from app.mcp.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, Request, Response, RpcFailure
+from app.mcp.eras import MODERN, Legacy, Modern, UnsupportedVersion, classify, mismatch, part
+from app.mcp.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    Notification,
+    Request,
+    Response,
+    RpcFailure,
+)
 from app.mcp.legacy import METHODS as LEGACY_METHODS
-from app.mcp.legacy import Call, LegacyDispatcher
+from app.mcp.legacy import Call, LegacyDispatcher, withdrawn_request
 from app.mcp.modern import METHODS as MODERN_METHODS
 from app.mcp.modern import Dispatcher
-from app.mcp.streams import Held
+from app.mcp.streams import Held, Holding
 from app.telemetry import Metrics
-from app.views import legacy
+from app.views import legacy as legacy_view
+from app.views import modern
 
 log = structlog.get_logger(__name__)
 
@@ -33,17 +42,24 @@ class Answering:
     def __init__(
         self,
         broker: Broker,
+        callers: Callers,
         cursors: Cursors,
+        holding: Holding,
         metrics: Metrics,
         *,
         legacy: bool,
         strict_headers: bool,
     ) -> None:
         self._count = metrics.mcp.count
+        self.versions = (modern.VERSION, *(legacy_view.VERSIONS if legacy else ()))
+        self._holding = holding
         self._modern = Dispatcher(
-            broker, strict_headers=strict_headers, name_missing=metrics.missing_mcp_name.inc
+            broker,
+            self.versions,
+            strict_headers=strict_headers,
+            name_missing=metrics.missing_mcp_name.inc,
         )
-        self._legacy = LegacyDispatcher(broker, cursors) if legacy else None
+        self._legacy = LegacyDispatcher(broker, callers, cursors) if legacy else None
         self._methods: dict[type, Callable[..., Awaitable[str | Held]]] = {
             Modern: self._in_modern,
             Legacy: self._in_legacy,
@@ -52,22 +68,40 @@ class Answering:
     async def __call__(self, body: bytes, headers: Headers, caller: Caller) -> Answer | Held:
         """The answer to the message in a body; 202 for what needs none."""
         started = time.perf_counter()
-        method, era, outcome = "invalid", "none", "ok"
+        method, era = "invalid", "none"
         answer: Answer | Held
         try:
             message = jsonrpc.parse(body)
-            if isinstance(message, Response) and self._legacy is not None:
-                await self._legacy.take_answer(message, caller)
-            if not isinstance(message, Request):
-                return Answer(202)
-            method = message.method if message.method in METHODS else "other"
-            era, answer, outcome = await self._respond(message, headers, caller)
+            if isinstance(message, Request):
+                method = message.method if message.method in METHODS else "other"
+                era, answer, outcome = await self._respond(message, headers, caller)
+            else:
+                method, answer, outcome = "message", await self._take(message, caller), "ok"
         except jsonrpc.BadMessage as bad:
             answer, outcome = Answer(bad.status, jsonrpc.error_body(bad.id, bad)), str(bad.code)
-        except StorageUnavailable as error:
-            answer, outcome = unavailable(None, error), "unavailable"
         self._count(method, era, outcome, time.perf_counter() - started)
         return answer
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether clients answer questions by messages of their own."""
+        return self._legacy is not None
+
+    async def _take(self, message: Notification | Response, caller: Caller) -> Answer:
+        """Takes a message that needs no answer."""
+        try:
+            if isinstance(message, Response) and self._legacy is not None:
+                await self._legacy.take_answer(message, caller)
+            if isinstance(message, Notification):
+                withdrawn = withdrawn_request(message)
+                if withdrawn is not None:
+                    self._holding.withdraw(caller.owner[0], withdrawn)
+        except StorageUnavailable as error:
+            return unavailable(None, error)
+        except Exception:
+            log.exception("a message could not be taken")
+            return Answer(500, jsonrpc.error_body(None, INTERNAL))
+        return Answer(202)
 
     async def _respond(
         self, request: Request, headers: Headers, caller: Caller
@@ -78,9 +112,13 @@ class Answering:
             era = classify(request, headers)
             name = era.name
             result = await self._methods[type(era)](request, era, headers, caller)
+        except UnsupportedVersion as asked:
+            failure = asked.failure(self.versions)
+            return name, _failed(request, failure), str(failure.code)
+        except jsonrpc.StoredFailure as failure:  # given as it was stored: that went well
+            return name, _failed(request, failure), "ok"
         except RpcFailure as failure:
-            body = jsonrpc.error_body(request.id, failure)
-            return name, Answer(failure.status, body), str(failure.code)
+            return name, _failed(request, failure), str(failure.code)
         except StorageUnavailable as error:
             return name, unavailable(request.id, error), "unavailable"
         except Exception:
@@ -102,16 +140,28 @@ class Answering:
         self, request: Request, era: Legacy, headers: Headers, caller: Caller
     ) -> str | Held:
         version = text_header(headers, b"mcp-protocol-version")
-        if self._legacy is None or version not in (None, *legacy.VERSIONS):
+        if self._legacy is None or version not in (None, *legacy_view.VERSIONS):
             raise _not_spoken(era, version)
-        call = Call(request, era, caller, streams=accepts(headers, EVENT_STREAM))
-        return await self._legacy(call, headers)
+        call = Call(
+            request.id,
+            request.method,
+            era.params,
+            version or legacy_view.VERSION,
+            caller,
+            text_header(headers, b"authorization"),
+            streams=accepts(headers, EVENT_STREAM),
+        )
+        return await self._legacy(call)
 
 
-def _not_spoken(request: Legacy, version: str | None) -> RpcFailure:
+def _failed(request: Request, failure: RpcFailure) -> Answer:
+    return Answer(failure.status, jsonrpc.error_body(request.id, failure))
+
+
+def _not_spoken(request: Legacy, version: str | None) -> RpcFailure | UnsupportedVersion:
     if version is not None:
-        return unsupported(version)
+        return UnsupportedVersion(version)
     if request.params.protocolVersion is not UNSET:
         asked = part(request.params.protocolVersion, str, "params.protocolVersion")
-        return unsupported(asked)
+        return UnsupportedVersion(asked)
     return mismatch("the MCP-Protocol-Version header is missing")

@@ -68,7 +68,8 @@ class McpEndpoint:
             body = await read_body(headers, receive, self._max_body_bytes)
             owner = await self._callers.owner(text_header(headers, b"authorization"))
         except BrokerError as error:
-            return turned_away(error, headers, peek(body, complete=True).id)
+            seen = peek(body, complete=True)
+            return turned_away(error, headers, seen.id if seen.method is not None else None)
         except ClientGone:
             raise
         except Exception:

@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 from base64 import b64decode
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +29,6 @@ from app.mcp.jsonrpc import (
 )
 from app.views import modern
 
-SUPPORTED = (modern.VERSION,)
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
@@ -46,6 +46,7 @@ class Params(Struct, rename={"meta": "_meta", "task_id": "taskId"}):
     protocolVersion: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
     notifications: Raw | UnsetType = UNSET
     cursor: Raw | UnsetType = UNSET
+    requestId: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
 
 
 class _Meta(Struct, rename={"version": VERSION_KEY, "capabilities": CAPABILITIES_KEY}):
@@ -84,7 +85,7 @@ class Legacy(NamedTuple):
 
 
 def classify(request: Request, headers: Headers) -> Modern | Legacy:
-    """The era of a request. Raises RpcFailure when it is not as its era demands."""
+    """The era of a request. Raises RpcFailure or UnsupportedVersion."""
     method = text_header(headers, b"mcp-method")
     params = part(request.params or _NOTHING, Params, "params")
     meta = b"" if params.meta is UNSET else bytes(params.meta)
@@ -112,8 +113,8 @@ def _judge(raw: bytes, header: str | None, named: bool | None) -> frozenset[str]
     version = part(meta.version, str, f"params._meta[{VERSION_KEY}]")
     if version != header:
         raise mismatch("the MCP-Protocol-Version header differs from the version in params._meta")
-    if version not in SUPPORTED:
-        raise unsupported(version)
+    if version != modern.VERSION:
+        raise UnsupportedVersion(version)
     if named is None:
         raise mismatch("the Mcp-Method header is missing")
     if not named:
@@ -174,12 +175,16 @@ def mismatch(detail: str) -> RpcFailure:
     return RpcFailure(HEADER_MISMATCH, f"Header mismatch: {detail}", 400)
 
 
-def unsupported(requested: str) -> RpcFailure:
-    data = json.dumps({"supported": list(SUPPORTED), "requested": requested})
-    names = ", ".join(SUPPORTED)
-    return RpcFailure(
-        UNSUPPORTED_VERSION,
-        f"Unsupported protocol version; this server speaks {names}",
-        400,
-        data,
-    )
+class UnsupportedVersion(Exception):
+    """A version that is not spoken here was asked for."""
+
+    def __init__(self, requested: str) -> None:
+        self.requested = requested
+        super().__init__()
+
+    def failure(self, supported: Sequence[str]) -> RpcFailure:
+        # A version of another era may be spoken, but not in the form in which it was asked for.
+        spoken = [version for version in supported if version != self.requested]
+        data = json.dumps({"supported": spoken, "requested": self.requested})
+        message = f"Unsupported protocol version; this server speaks {', '.join(spoken)}"
+        return RpcFailure(UNSUPPORTED_VERSION, message, 400, data)

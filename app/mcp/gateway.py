@@ -37,8 +37,8 @@ from app.mcp.advertising import Advertising
 from app.mcp.answering import Answering
 from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
 from app.mcp.jsonrpc import RpcFailure
-from app.mcp.legacy import named_question
-from app.mcp.peek import LOOKED_AT, message_id, peek
+from app.mcp.legacy import CANCELLED, named_question, withdrawn_request
+from app.mcp.peek import LOOKED_AT, message_id, peek, request_id
 from app.mcp.relay import Outbound, Relay, bad_gateway
 from app.mcp.streams import Held, Holding
 from app.mcp.subjects import LISTEN, is_about_tasks, task_ids
@@ -107,9 +107,9 @@ class Gateway:
             headers = headers_of(scope)
             return self._refuse(scope["method"], headers) or await self._route(scope, headers, body)
         except BadGateway as error:
-            return bad_gateway(error, message_id(body))
+            return bad_gateway(error, request_id(body))
         except BrokerError as error:
-            return turned_away(error, headers, message_id(body))
+            return turned_away(error, headers, request_id(body))
         except ClientGone:
             raise
         except Exception:
@@ -138,12 +138,12 @@ class Gateway:
             self._broker.keyring.fingerprints(owner), backend.id, anonymous=owner == ANONYMOUS
         )
         method = await self._method(headers, body) if scope["method"] == "POST" else ""
-        if is_about_tasks(method) or self._answers_ours(method, body):
+        if is_about_tasks(method) or await self._is_for_us(method, body, caller):
             refused = unfit(headers)
             if refused is not None:
                 return refused
             await body.read(headers, self._max_body_bytes)
-            if not method or self._is_ours(method, body.head, backend):
+            if not is_about_tasks(method) or self._is_ours(method, body.head, backend):
                 return await self._answering(body.head, headers, caller)
         if backend.disabled_at is not None:
             raise Disabled
@@ -160,11 +160,29 @@ class Gateway:
         )
         return _Route(backend, request)
 
-    def _answers_ours(self, method: str, body: StreamedBody) -> bool:
-        """Whether a message is the answer to a question that `tasks/result` has put."""
-        rpc_id = None if method else message_id(body)
+    async def _is_for_us(self, method: str, body: StreamedBody, caller: Caller) -> bool:
+        """Whether a message belongs to a request that is held here: the answer to a question
+        that `tasks/result` has put, or the news that nobody waits for it any more.
+        """
+        if not self._answering.takes_answers or method not in ("", CANCELLED):
+            return False
+        if message_id(body) is None:
+            await body.grow(self._max_body_bytes + 1)  # it may be the last member
+        if method == CANCELLED:
+            return self._holds(body, caller)
+        rpc_id = message_id(body)
         question = None if rpc_id is None else named_question(rpc_id)
         return question is not None and self._broker.keyring.may_have_minted(question[0])
+
+    def _holds(self, body: StreamedBody, caller: Caller) -> bool:
+        try:
+            message = jsonrpc.parse(body.head)
+        except RpcFailure:
+            return False
+        if not isinstance(message, jsonrpc.Notification):
+            return False
+        withdrawn = withdrawn_request(message)
+        return withdrawn is not None and self._holding.withdraw(caller.owner[0], withdrawn)
 
     def _came_from_here(self, headers: Headers) -> bool:
         return self._pseudonym in headers.get(b"via", b"")

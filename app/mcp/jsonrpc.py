@@ -18,6 +18,7 @@ HEADER_MISMATCH = -32020
 MISSING_CLIENT_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 
+_TWO = Raw(b'"2.0"')
 _INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)")
 
 
@@ -33,10 +34,10 @@ class RpcFailure(Exception):
 
 
 class StoredFailure(RpcFailure):
-    """A JSON-RPC error as a tool server wrote it. `text` is its JSON text."""
+    """A JSON-RPC error as a tool server wrote it: `text`, which nobody here reads."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(int(json.loads(text)["code"]), "", 200)
+        super().__init__(INTERNAL_ERROR, "", 200)
         self.text = text
 
 
@@ -50,6 +51,7 @@ class Request(NamedTuple):
 
 class Notification(NamedTuple):
     method: str
+    params: Raw | None
 
 
 class Response(NamedTuple):
@@ -95,7 +97,7 @@ def parse(body: bytes) -> Request | Notification | Response:
     else:
         raise BadMessage(INVALID_PARAMS, 'Invalid params: "params" must be an object', rpc_id)
     if rpc_id is None:
-        return Notification(envelope.method)
+        return Notification(envelope.method, params)
     return Request(rpc_id, envelope.method, params)
 
 
@@ -130,11 +132,12 @@ def _response(body: bytes) -> Response:
             INVALID_REQUEST, "Invalid request: the body must be an object", None
         ) from None
     rpc_id = _id(envelope.id)
-    answers = envelope.result is not UNSET or envelope.error is not UNSET
-    if envelope.method is UNSET and rpc_id is not None and answers:
-        result = envelope.result
-        is_result = result is not UNSET and rawjson.is_object(result)
-        return Response(rpc_id, rawjson.text(result) if is_result else None)  # type: ignore[arg-type]  # is set
+    if envelope.method is UNSET and rpc_id is not None and envelope.jsonrpc == _TWO:
+        if envelope.error is UNSET and envelope.result is not UNSET:
+            if rawjson.is_object(envelope.result):
+                return Response(rpc_id, rawjson.text(envelope.result))
+        elif envelope.error is not UNSET and envelope.result is UNSET:
+            return Response(rpc_id, None)
     raise BadMessage(
         INVALID_REQUEST,
         'Invalid request: "jsonrpc" and "method" must be present, and texts',

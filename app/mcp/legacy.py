@@ -4,13 +4,14 @@ No session is kept: every request stands alone, as in the era that came after.
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import NamedTuple
 
-from msgspec import UNSET
+import structlog
+from msgspec import UNSET, Raw
 
-from app.asgi import Headers, text_header
+from app.auth.callers import Callers
 from app.auth.cursors import Cursors
 from app.broker.answer import answer
 from app.broker.cancel import Ended, cancel_now
@@ -19,41 +20,53 @@ from app.broker.follow import follow
 from app.broker.read import page_of_owner, read
 from app.domain.task_ids import ID_LENGTH
 from app.domain.tasks import Task
-from app.errors import Expired, Invalid, NotFound
+from app.errors import Expired, Invalid, NotFound, Unauthenticated
 from app.mcp import jsonrpc
-from app.mcp.eras import Legacy, invalid_params, part
+from app.mcp.door import INTERNAL
+from app.mcp.eras import Params, invalid_params, part
 from app.mcp.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    Request,
+    Notification,
     Response,
     RpcFailure,
 )
+from app.mcp.refusals import refusals
 from app.mcp.streams import Held
 from app.views import legacy as view
+
+log = structlog.get_logger(__name__)
 
 PAGE = 50
 METHODS = frozenset(
     ("initialize", "ping", "tasks/get", "tasks/result", "tasks/list", "tasks/cancel")
 )
-_CANCELLED = "The task was cancelled"
+CANCELLED = "notifications/cancelled"
 
 
 class Call(NamedTuple):
     """One request of a caller, ready to be carried out."""
 
-    request: Request
-    legacy: Legacy
+    id: bytes
+    method: str
+    params: Params
+    version: str
     caller: Caller
+    authorization: str | None
+    """The caller's credential: an answer that takes its time is for who still has it."""
     streams: bool
     """Whether the client accepts a stream of events as the answer."""
 
 
 class LegacyDispatcher:
-    def __init__(self, broker: Broker, cursors: Cursors) -> None:
+    def __init__(self, broker: Broker, callers: Callers, cursors: Cursors) -> None:
         self._broker = broker
+        self._callers = callers
         self._cursors = cursors
+        self._asking: dict[str, object] = {}
+        """For each task the newest stream: it alone puts the questions."""
         self._methods: dict[str, Callable[[Call], Awaitable[str | Held]]] = {
             "initialize": self._initialize,
             "ping": self._ping,
@@ -63,16 +76,18 @@ class LegacyDispatcher:
             "tasks/cancel": self._cancel,
         }
 
-    async def __call__(self, call: Call, headers: Headers) -> str | Held:
+    async def __call__(self, call: Call) -> str | Held:
         """The result as JSON text. Raises RpcFailure, or a BrokerError of the storage."""
-        version = _version(headers)
-        carry_out = self._methods.get(call.request.method)
-        if carry_out is None or (
-            call.request.method.startswith("tasks/") and version in view.WITHOUT_TASKS
-        ):
+        carry_out = self._methods.get(call.method)
+        has_tasks = call.version not in view.WITHOUT_TASKS
+        if carry_out is None or (call.method.startswith("tasks/") and not has_tasks):
             raise RpcFailure(METHOD_NOT_FOUND, "Method not found: this server has tasks only", 200)
-        with _refusals():
-            return await carry_out(call)
+        try:
+            with refusals():
+                return await carry_out(call)
+        except RpcFailure as failure:
+            failure.status = 200  # in this era an error is an answer like any other
+            raise
 
     async def take_answer(self, response: Response, caller: Caller) -> None:
         """Takes a client's answer to a question that came with `tasks/result`.
@@ -86,11 +101,13 @@ class LegacyDispatcher:
         with suppress(NotFound, Expired):
             result = response.result
             if result is None:  # the client cannot ask its user, or does not want to
-                result = '{"action": "cancel"}'
-            await answer(self._broker, task_id, caller, {key: result})
+                task = await read(self._broker, task_id, caller)
+                result = next((view.refused(q) for q in task.outstanding if q.key == key), None)
+            if result is not None:
+                await answer(self._broker, task_id, caller, {key: result})
 
     async def _initialize(self, call: Call) -> str:
-        asked = call.legacy.params.protocolVersion
+        asked = call.params.protocolVersion
         wanted = "" if asked is UNSET else part(asked, str, "params.protocolVersion")
         version = wanted if wanted in view.VERSIONS else view.VERSION
         return view.initialized(version, listable=not call.caller.anonymous)
@@ -121,8 +138,8 @@ class LegacyDispatcher:
             )
         owner = call.caller.owner
         before = None
-        if call.legacy.params.cursor is not UNSET:
-            cursor = part(call.legacy.params.cursor, str, "params.cursor")
+        if call.params.cursor not in (UNSET, Raw(b"null")):
+            cursor = part(call.params.cursor, str, "params.cursor")
             try:
                 before = self._cursors.open(cursor, owner)
             except Invalid as error:
@@ -138,31 +155,42 @@ class LegacyDispatcher:
         states = follow(self._broker, task_id, call.caller)
         task = await anext(states)
         if not task.status.terminal:
-            return Held(_messages(call.request.id, task, states, task_id), call.streams)
+            messages = self._messages(call, task, states, task_id)
+            return Held(call.id, call.caller.owner[0], messages, states, call.streams)
         await states.aclose()
         return _ending(task, task_id)
 
-
-async def _messages(
-    rpc_id: bytes, task: Task, states: AsyncGenerator[Task, None], task_id: str
-) -> AsyncGenerator[bytes, None]:
-    """Every question of a task once, and the answer to the request when it has ended."""
-    put: set[str] = set()
-    async with aclosing(states):
+    async def _messages(
+        self, call: Call, task: Task, states: AsyncGenerator[Task, None], task_id: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Every question of a task once, and the answer to the request when it has ended."""
+        me = self._asking[task_id] = object()
+        put: set[str] = set()
         try:
-            with _refusals():
+            with refusals():
                 while not task.status.terminal:
                     for question in task.outstanding:
-                        if question.key not in put:
+                        if question.key not in put and self._asking.get(task_id) is me:
                             put.add(question.key)
                             method, params = view.question(question, task_id)
                             yield jsonrpc.request_body(f"{task_id}:{question.key}", method, params)
                     task = await anext(states)
+                    if call.authorization is not None:
+                        await self._callers.owner(call.authorization)
                 result = _ending(task, task_id)
+        except Unauthenticated as error:
+            failure = RpcFailure(INVALID_REQUEST, error.detail, 401)
+            yield jsonrpc.error_body(call.id, failure)
         except RpcFailure as failure:
-            yield jsonrpc.error_body(rpc_id, failure)
+            yield jsonrpc.error_body(call.id, failure)
+        except Exception:
+            log.exception("a task could not be followed")
+            yield jsonrpc.error_body(call.id, INTERNAL)
         else:
-            yield jsonrpc.result_body(rpc_id, result)
+            yield jsonrpc.result_body(call.id, result)
+        finally:
+            if self._asking.get(task_id) is me:
+                del self._asking[task_id]
 
 
 def _ending(task: Task, task_id: str) -> str:
@@ -171,32 +199,31 @@ def _ending(task: Task, task_id: str) -> str:
         return view.call_result(task.result, task_id)
     if task.error is not None:
         raise jsonrpc.StoredFailure(task.error)
-    raise RpcFailure(INTERNAL_ERROR, _CANCELLED, 200)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except NotFound:
-        raise RpcFailure(INVALID_PARAMS, "Failed to retrieve task: Task not found", 200) from None
-    except Expired:
-        raise RpcFailure(INVALID_PARAMS, "Failed to retrieve task: Task has expired", 200) from None
-
-
-def _version(headers: Headers) -> str | None:
-    return text_header(headers, b"mcp-protocol-version")
+    raise RpcFailure(INTERNAL_ERROR, "The task was cancelled", 200)
 
 
 def _task_id(call: Call) -> str:
-    if call.legacy.params.task_id is UNSET:
+    if call.params.task_id is UNSET:
         raise invalid_params("params.taskId is missing")
-    return part(call.legacy.params.task_id, str, "params.taskId")
+    return part(call.params.task_id, str, "params.taskId")
 
 
 def named_question(rpc_id: bytes) -> tuple[str, str] | None:
     """The task and the key that the id of a question names."""
-    name = json.loads(rpc_id)
-    if not isinstance(name, str) or name[ID_LENGTH : ID_LENGTH + 1] != ":":
+    if rpc_id[:1] != b'"':
+        return None
+    name: str = json.loads(rpc_id)
+    if name[ID_LENGTH : ID_LENGTH + 1] != ":":
         return None
     return name[:ID_LENGTH], name[ID_LENGTH + 1 :]
+
+
+def withdrawn_request(message: Notification) -> bytes | None:
+    """The id of the request that a client does not wait for any more."""
+    if message.method != CANCELLED or message.params is None:
+        return None
+    try:
+        request_id = part(message.params, Params, "params").requestId
+    except RpcFailure:
+        return None
+    return None if request_id is UNSET else bytes(request_id)

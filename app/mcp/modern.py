@@ -1,7 +1,7 @@
 """The methods of MCP 2026-07-28 that the broker answers."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET, Raw
@@ -12,9 +12,9 @@ from app.broker.answer import answer
 from app.broker.cancel import request_cancel
 from app.broker.context import Broker, Caller
 from app.broker.read import read
-from app.errors import Expired, NotFound
 from app.mcp.eras import Modern, Params, check_name, invalid_params, mismatch, part
-from app.mcp.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RpcFailure
+from app.mcp.jsonrpc import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RpcFailure
+from app.mcp.refusals import refusals
 from app.views import modern as view
 
 _MISSING_CAPABILITY = json.dumps({"requiredCapabilities": {"extensions": {view.EXTENSION: {}}}})
@@ -62,16 +62,22 @@ class Dispatcher:
     """Carries out modern requests. `name_missing` is told of a tolerated missing Mcp-Name."""
 
     def __init__(
-        self, broker: Broker, *, strict_headers: bool, name_missing: Callable[[], None]
+        self,
+        broker: Broker,
+        versions: Sequence[str],
+        *,
+        strict_headers: bool,
+        name_missing: Callable[[], None],
     ) -> None:
         self._broker = broker
+        self._discovery = view.discovery(versions)
         self._strict_headers = strict_headers
         self._name_missing = name_missing
 
     async def __call__(self, method: str, request: Modern, headers: Headers, caller: Caller) -> str:
         """The result as JSON text. Raises RpcFailure, or a BrokerError of the storage."""
         if method == "server/discover":
-            return view.DISCOVERY
+            return self._discovery
         carry_out = _TASK_METHODS.get(method)
         if carry_out is None:
             raise RpcFailure(METHOD_NOT_FOUND, "Method not found: this server has tasks only", 404)
@@ -83,16 +89,8 @@ class Dispatcher:
                 400,
                 _MISSING_CAPABILITY,
             )
-        try:
+        with refusals():
             return await carry_out(Call(self._broker, caller, task_id, request.params))
-        except NotFound:
-            raise RpcFailure(
-                INVALID_PARAMS, "Failed to retrieve task: Task not found", 200
-            ) from None
-        except Expired:
-            raise RpcFailure(
-                INVALID_PARAMS, "Failed to retrieve task: Task has expired", 200
-            ) from None
 
     def _task_id(self, params: Params, headers: Headers) -> str:
         if params.task_id is UNSET:

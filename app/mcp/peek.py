@@ -80,6 +80,12 @@ def message_id(body: StreamedBody) -> bytes | None:
     return peek(body.head, complete=body.complete).id
 
 
+def request_id(body: StreamedBody) -> bytes | None:
+    """The same of a request only: the id of a response is not for errors to repeat."""
+    seen = peek(body.head, complete=body.complete)
+    return None if seen.method is None else seen.id
+
+
 def _end_of_value(head: bytes, start: int) -> int:
     """Where the value that begins at `start` ends, or -1 if that is not there yet."""
     if head[start : start + 1] not in (b"{", b"["):

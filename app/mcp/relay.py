@@ -15,7 +15,7 @@ from app.mcp.advertising import Edit, edited_events, edited_message
 from app.mcp.door import INTERNAL, turned_away
 from app.mcp.forwarding import RawHeaders, response_headers
 from app.mcp.jsonrpc import INTERNAL_ERROR, RpcFailure
-from app.mcp.peek import message_id
+from app.mcp.peek import request_id
 from app.mcp.upstreams import AnswerTooLarge, BadGateway, Broken, Redirected, Upstreams
 from app.telemetry import Metrics
 
@@ -73,7 +73,7 @@ class Relay:
             outcome, answer = _failure(backend, body.failure or error, body, begun=reply.begun)
         except Exception:
             log.exception("a request could not be passed on", backend=backend.name)
-            answer = Answer(500, jsonrpc.error_body(message_id(body), INTERNAL))
+            answer = Answer(500, jsonrpc.error_body(request_id(body), INTERNAL))
         finally:
             self._count.labels(backend.name, outcome).inc()
         # What has begun can only be cut off: the server closes an answer that nobody ends.
@@ -179,7 +179,7 @@ def _failure(
     """What to count it as, and the answer."""
     if not isinstance(error, BadGateway):
         outcome = "client_slow" if isinstance(error, TooSlow) else "error"
-        return outcome, turned_away(error, {}, message_id(body))
+        return outcome, turned_away(error, {}, request_id(body))
     log.warning(
         "tool server failed",
         backend=backend.name,
@@ -187,4 +187,4 @@ def _failure(
         reason=type(error.__cause__ or error).__name__,
         cut_off=begun,
     )
-    return error.outcome, bad_gateway(error, message_id(body))
+    return error.outcome, bad_gateway(error, request_id(body))

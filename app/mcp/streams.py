@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.asgi import Answer, Send, send_answer
 from app.errors import StorageUnavailable
+from app.mcp import jsonrpc
 from app.mcp.door import unavailable
+from app.mcp.jsonrpc import INTERNAL_ERROR, RpcFailure
 
 KEEP_ALIVE_SECONDS = 15.0
 _START = {
@@ -21,63 +24,93 @@ _START = {
 _ENDING = StorageUnavailable("This server is about to end; ask again.")
 
 
-class Held(NamedTuple):
+@dataclass(eq=False)
+class Held:
     """A request whose answer is still to come: the last of these messages, each JSON text."""
 
+    rpc_id: bytes
+    owner: bytes
+    """Whose request it is: a fingerprint."""
     messages: AsyncGenerator[bytes, None]
+    source: AsyncGenerator[Any, None]
+    """What the messages are made of; closed with them."""
     events: bool
     """Whether the client takes the messages one by one; if not, it gets the last one only."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nobody shall wait any longer."""
 
 
 class Holding:
-    """Gives held answers, and ends them all when the server does."""
+    """Gives held answers; ends one when its client withdraws, and all when the server ends."""
 
     def __init__(self) -> None:
-        self._draining = asyncio.Event()
+        self._open: set[Held] = set()
+        self._draining = False
 
     def drain(self) -> None:
-        self._draining.set()
+        self._draining = True
+        for held in self._open:
+            held.over.set()
+
+    def withdraw(self, owner: bytes, rpc_id: bytes) -> bool:
+        """Ends what this owner asked with this id. Whether there was something."""
+        found = [one for one in self._open if (one.owner, one.rpc_id) == (owner, rpc_id)]
+        for held in found:
+            held.over.set()
+        return bool(found)
 
     async def give(self, held: Held, send: Send) -> None:
-        coming = None
+        self._open.add(held)
+        if self._draining:
+            held.over.set()
         try:
-            if held.events:
-                await send(_START)
-            last = b""
-            coming = asyncio.ensure_future(anext(held.messages, None))
-            while (message := await self._next(coming, held, send)) is not None:
-                last = message
-                if held.events:
-                    await _event(send, b"event: message\ndata: %b\n\n" % message)
-                coming = asyncio.ensure_future(anext(held.messages, None))
-            if held.events:
-                await send({"type": "http.response.body", "body": b""})
-            else:
-                answer = Answer(200, last) if coming.done() else unavailable(None, _ENDING)
-                await send_answer(send, answer)
+            await (self._stream if held.events else self._answer)(held, send)
         finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            self._open.discard(held)
             await held.messages.aclose()
+            await held.source.aclose()
 
-    async def _next(
-        self, coming: "asyncio.Future[bytes | None]", held: Held, send: Send
-    ) -> bytes | None:
-        """The next message; `None` when there is none, or when the server is about to end."""
-        draining = asyncio.ensure_future(self._draining.wait())
-        try:
-            while not coming.done() and not draining.done():
-                await asyncio.wait(
-                    (coming, draining),
-                    timeout=KEEP_ALIVE_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not coming.done() and held.events:
-                    await _event(send, b": \n\n")
-            return coming.result() if coming.done() else None
-        finally:
-            draining.cancel()
+    async def _stream(self, held: Held, send: Send) -> None:
+        await send(_START)
+        async for message in _until_over(held, send):
+            await _event(send, b"event: message\ndata: %b\n\n" % message)
+        if held.over.is_set() and self._draining:
+            failure = RpcFailure(INTERNAL_ERROR, _ENDING.detail, 503)
+            error = jsonrpc.error_body(held.rpc_id, failure)
+            await _event(send, b"event: message\ndata: %b\n\n" % error)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(self, held: Held, send: Send) -> None:
+        last = b""
+        async for message in _until_over(held, None):
+            last = message
+        over = held.over.is_set()
+        await send_answer(send, unavailable(held.rpc_id, _ENDING) if over else Answer(200, last))
+
+
+async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, None]:
+    """The messages as they come, with signs of life between them to who takes events."""
+    over = asyncio.ensure_future(held.over.wait())
+    coming = asyncio.ensure_future(anext(held.messages, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait(
+                (coming, over), timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if coming in done:
+                message = coming.result()
+                if message is None:
+                    return
+                yield message
+                coming = asyncio.ensure_future(anext(held.messages, None))
+            elif over in done:
+                return
+            elif send is not None:
+                await _event(send, b": \n\n")
+    finally:
+        for waiting in (coming, over):
+            waiting.cancel()
+        await asyncio.gather(coming, over, return_exceptions=True)
 
 
 async def _event(send: Send, event: bytes) -> None:

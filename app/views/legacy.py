@@ -4,9 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Raw
-
 from app import __version__, rawjson
 from app.domain.clock import iso
 from app.domain.tasks import InputRequest, JsonText, Status, Task
@@ -79,19 +76,33 @@ def call_result(result: JsonText, task_id: str) -> JsonText:
 
 def question(question: InputRequest, task_id: str) -> tuple[str, JsonText]:
     """The method of a question to the client and its params, with whose task it is about."""
-    request = rawjson.decode(question.request.encode(), dict[str, Raw])
-    params = rawjson.text(request.get("params", Raw(b"{}")))
-    return rawjson.decode(request["method"], str), _related(params, task_id)
+    request = dict(rawjson.members(question.request))
+    return str(json.loads(request["method"])), _related(request.get("params", "{}"), task_id)
 
 
-def _related(members: JsonText, task_id: str) -> JsonText:
-    """An object with the related-task member in its `_meta`; nothing else is touched."""
-    document = rawjson.decode(members.encode(), dict[str, Raw])
-    meta = document.get("_meta", Raw(b"{}"))
-    known = rawjson.decode(meta, dict[str, Raw]) if rawjson.is_object(meta) else {}
-    known[_RELATED] = Raw(json.dumps({"taskId": task_id}).encode())
-    document["_meta"] = Raw(msgspec.json.encode(known))
-    return msgspec.json.encode(document).decode()
+def refused(question: InputRequest) -> JsonText | None:
+    """What a client that answers a question with an error has answered, if that can be said."""
+    asks_user = dict(rawjson.members(question.request))["method"] == '"elicitation/create"'
+    return '{"action":"cancel"}' if asks_user else None
+
+
+def _related(text: JsonText, task_id: str) -> JsonText:
+    """An object with the related-task member in its `_meta`; its other members as they are."""
+    related = f'"{_RELATED}":{{"taskId":"{task_id}"}}'
+    given = list(rawjson.members(text))
+    meta = dict(given).get("_meta")
+    if meta is None:
+        return _with_member(text, f'"_meta":{{{related}}}', any_others=bool(given))
+    kept = list(rawjson.members(meta)) if meta.startswith("{") else []
+    inner = [f"{json.dumps(name)}:{raw}" for name, raw in kept if name != _RELATED]
+    outer = [f"{json.dumps(name)}:{raw}" for name, raw in given if name != "_meta"]
+    merged = f'"_meta":{{{",".join([*inner, related])}}}'
+    return f"{{{','.join([*outer, merged])}}}"
+
+
+def _with_member(text: JsonText, member: str, *, any_others: bool) -> JsonText:
+    opened = text.index("{") + 1
+    return f"{text[:opened]}{member}{',' if any_others else ''}{text[opened:]}"
 
 
 def status(task: Task) -> Status:
@@ -107,13 +118,17 @@ def _status_message(task: Task) -> JsonText | None:
         return _ASKS
     if not task.result_is_error:
         return None
-    return json.dumps(_NO_REASON if task.result is None else _reason(json.loads(task.result)))
+    return json.dumps(_NO_REASON if task.result is None else _reason(task.result))
 
 
-def _reason(result: dict[str, Any]) -> str:
+def _reason(result: JsonText) -> str:
     """The first text of a tool's result."""
-    content = result.get("content")
-    for block in content if isinstance(content, list) else []:
+    content = dict(rawjson.members(result)).get("content", "")
+    try:
+        blocks = json.loads(content, parse_int=str)  # of any length
+    except (ValueError, RecursionError):
+        blocks = []
+    for block in blocks if isinstance(blocks, list) else []:
         text = block.get("text") if isinstance(block, dict) else None
         if isinstance(text, str) and text.strip():
             return text[:_LONGEST_REASON]

@@ -4,6 +4,7 @@ What the backend wrote is spliced in as the text that it sent; it is never parse
 """
 
 import json
+from collections.abc import Sequence
 
 from app import __version__
 from app.domain.clock import iso
@@ -20,14 +21,17 @@ _META = json.dumps(
 ACKNOWLEDGED = f'{{"resultType":"complete","_meta":{_META}}}'
 """The empty result that acknowledges `tasks/update` and `tasks/cancel`."""
 
-DISCOVERY = (
-    f'{{"resultType":"complete","supportedVersions":["{VERSION}"],'
-    f'"capabilities":{{"extensions":{{"{EXTENSION}":{{}}}}}},'
-    '"instructions":"Poll a task with tasks/get, answer its questions with tasks/update, '
-    'end it with tasks/cancel. The id of a task works only with the credential that created it.",'
-    f'"ttlMs":3600000,"cacheScope":"public","_meta":{_META}}}'
-)
-"""The result of `server/discover`."""
+
+def discovery(versions: Sequence[str]) -> JsonText:
+    """The result of `server/discover` where these versions are spoken."""
+    return (
+        f'{{"resultType":"complete","supportedVersions":{json.dumps(versions)},'
+        f'"capabilities":{{"extensions":{{"{EXTENSION}":{{}}}}}},'
+        '"instructions":"Poll a task with tasks/get, answer its questions with tasks/update, '
+        "end it with tasks/cancel. The id of a task works only with the credential that "
+        'created it.",'
+        f'"ttlMs":3600000,"cacheScope":"public","_meta":{_META}}}'
+    )
 
 
 def create_task_result(task: Task, task_id: str) -> JsonText:

@@ -525,7 +525,9 @@ async def test_an_unsupported_version_is_answered_with_the_supported_ones(
         headers={"mcp-protocol-version": encoded},
     )
     error = refusal(response, 400, -32022, 1)
-    assert error["data"] == {"supported": [VERSION], "requested": version}
+    spoken = [VERSION, "2025-11-25", "2025-06-18", "2025-03-26"]
+    supported = [name for name in spoken if name != version]
+    assert error["data"] == {"supported": supported, "requested": version}
 
 
 @pytest.mark.parametrize(

@@ -657,6 +657,47 @@ async def test_an_answer_to_a_question_of_a_task_is_taken_and_any_other_passed_o
     assert upstream.last.message["id"] == "the tool server's own"
 
 
+async def test_an_answer_that_comes_in_pieces_is_known_by_its_end(
+    online: Service, upstream: Upstream
+) -> None:
+    """Some libraries write the id last."""
+    tools = await online.tool_server(mcp_url=upstream.url)
+    client = online.client()
+    task = await tools.create(client)
+    await tools.ask(task, "sure")
+
+    async def in_pieces(rpc_id: str) -> AsyncIterator[bytes]:
+        yield b'{"jsonrpc": "2.0", "result": {"action": "accept"}, '
+        await asyncio.sleep(0)
+        yield f'"id": "{rpc_id}"}}'.encode()
+
+    headers = {"authorization": f"Bearer {client.token}", "content-type": "application/json"}
+    for rpc_id in ("the tool server's own", f"{task.id}:sure"):
+        await online.http.post("/mcp/tools", content=in_pieces(rpc_id), headers=headers)
+    assert [received.message["id"] for received in upstream.received] == ["the tool server's own"]
+    assert (await tools.read(task.ref)).json()["inputResponses"] == {"sure": {"action": "accept"}}
+
+
+async def test_a_withdrawal_goes_to_whom_the_request_went(
+    online: Service, upstream: Upstream
+) -> None:
+    tools = await online.tool_server(mcp_url=upstream.url)
+    client = online.client().through("tools")
+    task = await tools.create(client)
+    waiting = asyncio.create_task(
+        client.post(
+            {"jsonrpc": "2.0", "id": 7, "method": "tasks/result", "params": {"taskId": task.id}}
+        )
+    )
+    await eventually(lambda: _shows(online, "taskbroker_waiters 1.0"))
+    for request_id in (8, 7):
+        withdrawal = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+        await client.post({"jsonrpc": "2.0", **withdrawal})
+    assert [received.message["params"] for received in upstream.received] == [{"requestId": 8}]
+    assert (await waiting).status_code == 200
+    await eventually(lambda: _shows(online, "taskbroker_waiters 0.0"))
+
+
 async def test_a_list_behind_a_backends_door_has_its_tasks_only(
     service: Service, upstream: Upstream
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.db import clients
 from tests.support.clock import ShiftedClock
 from tests.support.service import (
     ELICITATION,
@@ -72,6 +73,11 @@ class LegacyClient:
         answer = {"error": {"code": -1, "message": "no"}} if result is None else {"result": result}
         message = {"jsonrpc": "2.0", "id": rpc_id, **answer}
         return await self._http.post(self._path, json=message, headers=self.headers())
+
+    async def notify(self, method: str, **params: Any) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        response = await self._http.post(self._path, json=message, headers=self.headers())
+        assert response.status_code == 202
 
     async def messages(self, task_id: str) -> AsyncIterator[dict[str, Any]]:
         """What comes on the stream of `tasks/result`."""
@@ -364,6 +370,155 @@ async def _waiters(service: Service, number: int) -> bool:
     return f"taskbroker_waiters {number}.0" in (await service.http.get("/metrics")).text
 
 
+async def test_who_withdraws_waits_no_longer(online: Service) -> None:
+    """Libraries leave the connection open when their own patience is over."""
+    tools, client = await online.tool_server(), online.client()
+    task = await tools.create(client)
+    old, stranger = of_old(online, client), of_old(online)
+    waiting = asyncio.create_task(_collect(old.messages(task.id)))
+    await eventually(lambda: _waiters(online, 1))
+
+    await stranger.notify("notifications/cancelled", requestId=7)
+    await old.notify("notifications/cancelled", requestId=8)
+    assert await _waiters(online, 1)
+    await old.notify("notifications/cancelled", requestId=7)
+
+    assert await waiting == []
+    assert await _waiters(online, 0)
+
+
+async def _collect(messages: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message async for message in messages]
+
+
+async def test_who_has_lost_the_credential_gets_no_result(online: Service) -> None:
+    tools, client = await online.tool_server(), await online.keyed_client("desktop")
+    task = await tools.create(client)
+    waiting = asyncio.create_task(_collect(of_old(online, client).messages(task.id)))
+    await eventually(lambda: _waiters(online, 1))
+    async with online.broker.db.transaction() as connection:
+        await clients.revoke(connection, "desktop", online.clock())
+    await eventually(lambda: _is_refused(client))
+    await tools.complete(task)
+    [message] = await waiting
+    assert message["error"]["code"] == -32600
+    assert "revoked" in message["error"]["message"]
+
+
+async def _is_refused(client: McpClient) -> bool:
+    return (await client.request("server/discover")).status_code == 401
+
+
+async def test_a_wait_outlives_a_database_that_is_away(online: Service) -> None:
+    tools, client = await online.tool_server(), online.client()
+    task = await tools.create(client)
+    waiting = asyncio.create_task(of_old(online, client).result("tasks/result", taskId=task.id))
+    await eventually(lambda: _waiters(online, 1))
+    async with online.broker.db.own_connection() as connection:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    await tools.complete(task)
+    assert (await waiting)["content"] == []
+
+
+ODD = "9" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ('{"a": 1, "a": 2}', '{"_meta":{RELATED},"a": 1, "a": 2}'),
+        ("{ }", "{_META }"),
+        ('{"\\ud83d": 1}', '{_META,"\\ud83d": 1}'),
+        (f'{{"n": {ODD}, "_meta": null}}', f'{{"n":{ODD},_META}}'),
+        ('{"_meta": {"\\ud83d": 1}}', '{"_meta":{"\\ud83d":1,RELATED}}'),
+        (
+            f'{{"isError": true, "content": [{ODD}]}}',
+            f'{{_META,"isError": true, "content": [{ODD}]}}',
+        ),
+    ],
+    ids=["twice", "empty", "no-text", "null", "meta-no-text", "error"],
+)
+async def test_whatever_is_legal_json_comes_through(
+    service: Service, tools: ToolServer, result: str, expected: str
+) -> None:
+    client = service.client()
+    task = await tools.create(client)
+    body = (
+        '{"type": "task.updated", "data": {"taskRef": "%s", "status": "completed", "result": %s}}'
+    )
+    raw = (body % (task.ref, result)).encode()
+    assert (await tools.post_event(raw, tools.signed(raw))).status_code == 200
+
+    response = await of_old(service, client).post("tasks/result", {"taskId": task.id})
+    related = f'"{RELATED}":{{"taskId":"{task.id}"}}'
+    wanted = expected.replace("_META", f'"_meta":{{{related}}}').replace(
+        "{RELATED}", f"{{{related}}}"
+    )
+    wanted = wanted.replace("RELATED", related)
+    assert response.text == f'{{"jsonrpc":"2.0","id":1,"result":{wanted}}}'
+    assert (await of_old(service, client).post("tasks/get", {"taskId": task.id})).status_code == 200
+
+
+async def test_an_error_with_any_number_comes_through(service: Service, tools: ToolServer) -> None:
+    client = service.client()
+    task = await tools.create(client)
+    body = (
+        '{"type": "task.updated", "data": {"taskRef": "%s", "status": "failed", '
+        '"error": {"code": -7, "message": "m", "data": %s}}}'
+    )
+    raw = (body % (task.ref, ODD)).encode()
+    assert (await tools.post_event(raw, tools.signed(raw))).status_code == 200
+    response = await of_old(service, client).post("tasks/result", {"taskId": task.id})
+    assert f'"error":{{"code": -7, "message": "m", "data": {ODD}}}' in response.text
+    counted = 'requests_total{era="legacy",method="tasks/result",outcome="ok"} 1.0'
+    assert counted in (await service.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"jsonrpc": "2.0", "id": int("9" * 4_000), "result": {}},
+        {"jsonrpc": "2.0", "id": "x" * 64 + ":key", "error": {"code": 1, "message": "m"}},
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {}}},
+        {"jsonrpc": "2.0", "method": "notifications/cancelled"},
+    ],
+)
+async def test_messages_that_mean_nothing_here_are_taken(
+    service: Service, message: dict[str, Any]
+) -> None:
+    client = of_old(service)
+    response = await service.http.post("/mcp", json=message, headers=client.headers())
+    assert (response.status_code, response.content) == (202, b"")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"jsonrpc": "2.0", "id": 1, "result": None},
+        {"jsonrpc": "2.0", "id": 1, "result": {}, "error": {}},
+        {"jsonrpc": "1.0", "id": 1, "result": {}},
+        {"id": 1, "result": {}},
+    ],
+)
+async def test_responses_of_a_wrong_shape_are_refused(
+    service: Service, message: dict[str, Any]
+) -> None:
+    client = of_old(service)
+    response = await service.http.post("/mcp", json=message, headers=client.headers())
+    assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
+
+
+@pytest.mark.parametrize("params", [{}, {"taskId": 7}, {"taskId": None}])
+async def test_wrong_params_are_an_answer_like_any_other(
+    service: Service, params: dict[str, Any]
+) -> None:
+    response = await of_old(service).post("tasks/get", params)
+    assert (response.status_code, response.json()["error"]["code"]) == (200, -32602)
+
+
 # --- questions ----------------------------------------------------------------------------------
 
 
@@ -393,6 +548,48 @@ async def test_questions_come_with_the_wait_for_the_result(online: Service) -> N
     await tools.complete(task)
     assert (await anext(messages))["result"]["content"] == []
     assert [message async for message in messages] == []
+
+
+async def test_a_client_that_waits_twice_is_asked_once(online: Service) -> None:
+    tools, client = await online.tool_server(), online.client()
+    old = of_old(online, client)
+    task = await tools.create(client)
+    first = asyncio.create_task(_collect(old.messages(task.id)))
+    await eventually(lambda: _waiters(online, 1))
+    second = asyncio.create_task(_collect(old.messages(task.id)))
+    await eventually(lambda: _waiters(online, 2))
+    await tools.ask(task, "sure")
+    await tools.complete(task)
+    asked = [message for message in [*await first, *await second] if "method" in message]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("key", ["a:b", "ü\u2028", "k" * 255])
+async def test_any_key_can_be_answered(online: Service, key: str) -> None:
+    tools, client = await online.tool_server(), online.client()
+    old = of_old(online, client)
+    task = await tools.create(client)
+    await tools.ask(task, key)
+    messages = old.messages(task.id)
+    question = await anext(messages)
+    await old.reply(question["id"], {"action": "decline"})
+    assert (await tools.read(task.ref)).json()["inputResponses"] == {key: {"action": "decline"}}
+    await tools.complete(task)
+    await _collect(messages)
+
+
+async def test_an_error_answers_a_dialogue_and_nothing_else(
+    service: Service, tools: ToolServer
+) -> None:
+    client = service.client()
+    task = await tools.create(client)
+    roots = {"method": "roots/list", "params": {}}
+    asked = {"roots": roots, "sure": ELICITATION}
+    await tools.report(task, status="input_required", inputRequests=asked)
+    for key in asked:
+        await of_old(service, client).reply(f"{task.id}:{key}", None)
+    answers = (await tools.read(task.ref)).json()["inputResponses"]
+    assert answers == {"sure": {"action": "cancel"}}
 
 
 async def test_nobody_else_can_answer(service: Service, tools: ToolServer) -> None:
@@ -483,6 +680,20 @@ async def test_a_cursor_is_good_for_its_owner_as_it_was_given(
         error = await of_old(service, client).error("tasks/list", cursor=presented)
         assert error["code"] == -32602
     assert (await of_old(service).error("tasks/list", cursor=cursor))["code"] == -32602
+
+
+async def test_lists_and_ids_outlive_a_rotation_of_keys(
+    database_url: str, clock: ShiftedClock
+) -> None:
+    old = test_settings(database_url)
+    newer = test_settings(database_url).secret_keys
+    new = old.model_copy(update={"secret_keys": (*newer, *old.secret_keys)})
+    async with running_service(old, clock) as before, running_service(new, clock) as after:
+        tools, client = await before.tool_server(), before.client()
+        first = [await tools.create(client) for _ in range(2)]
+        second = [await tools.at(after).create(client) for _ in range(2)]
+        listed = await _all(of_old(after, client.at(after)))
+    assert {task["taskId"] for task in listed} == {task.id for task in [*first, *second]}
 
 
 async def test_the_nameless_are_shown_no_list(service: Service) -> None:

@@ -25,7 +25,9 @@ async def test_discovery_advertises_the_extension_as_an_empty_object(service: Se
     result = (await service.client().request("server/discover")).json()["result"]
 
     assert result["resultType"] == "complete"
-    assert result["supportedVersions"] == ["2026-07-28"]
+    assert result["supportedVersions"] == [
+        "2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26",
+    ]  # fmt: skip
     assert result["capabilities"] == {"extensions": {TASKS: {}}}
     assert result["ttlMs"] > 0
     assert result["cacheScope"] == "public"

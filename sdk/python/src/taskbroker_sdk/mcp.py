@@ -8,8 +8,9 @@ server = MCPServer("tools", extensions=[durable], lifespan=durable.lifespan)
 async def index(folder: str) -> str: ...
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -21,9 +22,11 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension
 from mcp_types import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     METHOD_NOT_FOUND,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
     CallToolRequestParams,
+    TaskMetadata,
 )
 from pydantic import BaseModel
 
@@ -39,6 +42,8 @@ from taskbroker_sdk import (
 from taskbroker_sdk._handle import running
 
 LEGACY = "2025-11-25"
+_judged: ContextVar[bool] = ContextVar("judged", default=False)
+"""Whether `middleware` has decided about the call that is being handled."""
 
 Tool = TypeVar("Tool", bound=Callable[..., Any])
 Condition = Callable[[CallToolRequestParams], bool]
@@ -123,12 +128,16 @@ class DurableTools(Extension):
         mark = self._marks.get(params.name)
         if mark is None or not mark.becomes_task(params):
             return await call_next(ctx)
-        if params.task is not None:
-            started = await self._start(params.name, ctx, call_next, ttl_ms=params.task.ttl)
-            return started.create_task_result_legacy
-        if mark.required:
+        if params.task is None and mark.required:
             raise MCPError(METHOD_NOT_FOUND, f"{params.name} can be called as a task only")
-        return await call_next(ctx)
+        judged = _judged.set(True)
+        try:
+            if params.task is None:
+                return await call_next(ctx)
+            started = await self._start(params.name, ctx, call_next, ttl_ms=_ttl(params.task))
+            return started.create_task_result_legacy
+        finally:
+            _judged.reset(judged)
 
     def _with_task_support(self, result: HandlerResult) -> HandlerResult:
         """A list of tools that says of each durable one how it may be called."""
@@ -145,29 +154,24 @@ class DurableTools(Extension):
         call_next: CallNext,
     ) -> HandlerResult:
         mark = self._marks.get(params.name)
-        if mark is None or not mark.becomes_task(params) or _runs_as_task():
-            return await call_next(ctx)
+        if mark is None or not mark.becomes_task(params) or _judged.get():
+            return await _unless_cancelled(call_next(ctx))
         if self._known_to_client(ctx):
             return (await self._start(params.name, ctx, call_next)).create_task_result
-        if ctx.protocol_version == LEGACY:  # `middleware` sees to what is required there
-            return await call_next(ctx)
         if mark.required:
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
                 f"{params.name} needs a client with the extension {self.identifier}",
                 {"requiredCapabilities": {"extensions": {self.identifier: {}}}},
             )
-        try:
-            return await call_next(ctx)
-        except CancelRequested as wish:  # without a task there is nothing to cancel
-            raise MCPError(INTERNAL_ERROR, str(wish)) from None
+        return await _unless_cancelled(call_next(ctx))
 
     async def _start(
         self,
         tool: str,
         ctx: ServerRequestContext[Any, Any],
         call_next: CallNext,
-        ttl_ms: float | None = None,
+        ttl_ms: int | None = None,
     ) -> AsyncCreatedTask:
         """Lets a call go on as a task."""
 
@@ -179,7 +183,7 @@ class DurableTools(Extension):
 
         terms: NewTask = {**self._terms, "tool": tool}
         if ttl_ms is not None:
-            terms["ttl_ms"] = int(ttl_ms)
+            terms["ttl_ms"] = ttl_ms
         owner = owner_from(getattr(ctx.request, "headers", {}))
         return await self._broker.start(owner, work, **terms)
 
@@ -202,8 +206,21 @@ def _as_dict(result: HandlerResult) -> dict[str, Any]:
     return result or {}
 
 
-def _runs_as_task() -> bool:
-    return running.get() is not None
+async def _unless_cancelled(result: Awaitable[HandlerResult]) -> HandlerResult:
+    try:
+        return await result
+    except CancelRequested as wish:
+        if running.get() is not None:
+            raise
+        raise MCPError(INTERNAL_ERROR, str(wish)) from None  # there is no task to cancel
+
+
+def _ttl(asked: TaskMetadata) -> int | None:
+    if asked.ttl is None:
+        return None
+    if asked.ttl < 1:
+        raise MCPError(INVALID_PARAMS, "task.ttl must be at least 1 (milliseconds)")
+    return int(asked.ttl)
 
 
 def _failing_as_it_says(tool: Tool) -> Tool:

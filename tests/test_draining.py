@@ -1,0 +1,41 @@
+"""What those who wait are told when the broker ends."""
+
+import asyncio
+import signal
+
+import httpx
+import pytest
+
+from tests.support.processes import running_broker
+from tests.support.secrecy import new_token
+from tests.support.service import McpClient
+
+HEADERS = {"content-type": "application/json", "mcp-protocol-version": "2025-11-25"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("accept", ["application/json, text/event-stream", "application/json"])
+async def test_a_wait_for_a_result_ends_with_an_answer(workers: int, accept: str) -> None:
+    with running_broker("draining", workers=workers) as broker:
+        async with broker.tool_server("tools") as tools:
+            client = McpClient(tools._http, new_token())
+            task = await tools.create(client)
+            message = {
+                "jsonrpc": "2.0", "id": 7, "method": "tasks/result", "params": {"taskId": task.id},
+            }  # fmt: skip
+            headers = {**HEADERS, "accept": accept, "authorization": f"Bearer {client.token}"}
+            async with httpx.AsyncClient(base_url=broker.url, timeout=60) as http:
+                waiting = asyncio.create_task(http.post("/mcp", json=message, headers=headers))
+                while not waiting.done() and not await _waits(http):
+                    pass
+                broker.process.send_signal(signal.SIGTERM)
+                answer = await waiting
+        assert '"id":7,"error"' in answer.text
+        assert "ask again" in answer.text
+        assert broker.process.wait(60) == 0
+
+
+async def _waits(http: httpx.AsyncClient) -> bool:
+    """Whether the worker that answers has somebody waiting."""
+    async with httpx.AsyncClient(base_url=http.base_url) as another:
+        return "taskbroker_waiters 1.0" in (await another.get("/metrics")).text
