@@ -10,7 +10,15 @@ from typing import Literal
 
 import httpx
 
-Fate = Literal["busy", "lose the answer", "lose the request"]
+Fate = Literal[
+    "busy", "lose the answer", "lose the request", "a login page", "a welcome page", "no such page"
+]
+PAGES: dict[Fate, int] = {
+    "busy": 503,
+    "a login page": 401,
+    "a welcome page": 200,
+    "no such page": 404,
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ def flaky_network(broker_url: str) -> Iterator[FlakyNetwork]:
             request = Seen(self.command, self.path, headers, body)
             network.seen.append(request)
             fate = network.fates.pop(0) if network.fates else None
-            if fate == "busy":
-                self.reply(503, b"<h1>come back later</h1>")
+            if fate in PAGES:
+                self.reply(PAGES[fate], b"<h1>not the broker</h1>")
             elif fate == "lose the request":
                 self.connection.shutdown(SHUT_RDWR)
             else:

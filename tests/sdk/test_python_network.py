@@ -30,7 +30,7 @@ from taskbroker_sdk import (
     owner_from,
     text_result,
 )
-from tests.sdk.flaky import FlakyNetwork, Seen, flaky_network
+from tests.sdk.flaky import PAGES, Fate, FlakyNetwork, Seen, flaky_network
 from tests.support.processes import ROOT, BrokerProcess, running_broker
 from tests.support.secrecy import new_token, secret
 from tests.support.service import McpClient, ToolServer
@@ -351,6 +351,7 @@ def test_the_end_gets_known_however_long_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taskbroker_sdk._talks.LONGEST_PAUSE", 0.01)
+    fates: list[Fate] = [*PAGES, "lose the request", "lose the answer", "busy"]
     with TaskBroker(
         network.url, tools.name, tools.key, tools.webhook_secret, attempts=1, heartbeat=3600
     ) as broker:
@@ -362,13 +363,64 @@ def test_the_end_gets_known_however_long_the_broker_is_away(
 
         task = broker.start(owner_of(client), work)
         network.seen.clear()
-        network.fates[:] = ["busy", "lose the request", "busy", "lose the answer", "busy"]
+        network.fates[:] = fates
         ready.set()
-        until(lambda: len(network.seen) == 6)
+        until(lambda: len(network.seen) == len(fates) + 1)
 
     assert len({request.headers["webhook-id"] for request in network.seen}) == 1
     with TaskBroker(network.url, tools.name, tools.key) as broker:
         assert broker.task(task.ref).read().result == RESULT
+
+
+async def test_the_end_gets_known_when_the_backend_is_let_in_again(
+    process: BrokerProcess,
+    client: McpClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._talks.LONGEST_PAUSE", 0.01)
+    ready = threading.Event()
+
+    def work(_: Task) -> Json:
+        ready.wait()
+        return RESULT
+
+    async with process.tool_server("on-leave") as tools:
+        with TaskBroker(process.url, tools.name, tools.key) as broker:
+            task = await asyncio.to_thread(broker.start, owner_of(client), work)
+            await process.run("backend disable on-leave")
+            await eventually(lambda: refused(task))
+            ready.set()
+            await eventually(lambda: "is not reported yet: Not allowed" in caplog.text)
+            await process.run("backend enable on-leave")
+            await eventually(lambda: not broker._running)
+            assert (await asyncio.to_thread(task.read)).result == RESULT
+
+
+def refused(task: Task) -> bool:
+    try:
+        task.read()
+    except Problem as problem:
+        return problem.status == 403
+    return False
+
+
+def test_a_page_that_is_not_the_brokers_says_nothing_of_the_task(
+    network: FlakyNetwork, tools: ToolServer, client: McpClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
+
+    def work(task: Task) -> Json:
+        may_end.wait()
+        task.check()
+        return RESULT
+
+    with TaskBroker(network.url, tools.name, tools.key, heartbeat=0.05) as broker:
+        task = broker.start(owner_of(client), work)
+        network.fates[:] = ["no such page"]
+        until(lambda: "404 Not Found, not a broker's answer" in caplog.text)
+        may_end.set()
+        assert at_its_end(task).result == RESULT
 
 
 def test_closing_gives_up_on_a_broker_that_is_away(

@@ -4,7 +4,7 @@
     ├── CancelRequested           raised into work that should stop
     │   └── Stopped               because the tool server is being stopped (not exported)
     └── Exception
-        ├── BrokerError           something came back that no broker says
+        ├── BrokerError           the broker, or the way to it; by itself, a closed client
         │   ├── Problem           the broker refused; it says why
         │   └── Unreachable       no usable answer in all attempts
         └── TaskFailed            raised by work: end the task with this JSON-RPC error
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class BrokerError(Exception):
-    """Base of what a call to the broker raises; by itself, an answer that no broker gives."""
+    """Base of what a call to the broker raises; by itself, a client that is closed."""
 
 
 def closed() -> BrokerError:
@@ -61,7 +61,9 @@ def _faults(errors: object) -> list[Fault]:
 
 
 class Unreachable(BrokerError):
-    """The attempts are used up: no connection, no answer in time, or 408, 429, 5xx each time."""
+    """The attempts are used up: no connection, no answer in time, 408, 429, 5xx, or an answer that
+    is not in a broker's words (an error page of a proxy, a wrong URL) each time.
+    """
 
 
 class CancelRequested(BaseException):

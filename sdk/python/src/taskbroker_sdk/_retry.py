@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from taskbroker_sdk._errors import Unreachable
-from taskbroker_sdk._wire import Answer, Json, Lost, Request, refusal, understood
+from taskbroker_sdk._errors import Problem, Unreachable
+from taskbroker_sdk._wire import Answer, Json, Lost, Request, understood
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
@@ -44,22 +44,28 @@ def pause_after(failures: int, luck: float, retry_after: float | None = None) ->
 def exchange(
     request: Request, shape: Callable[[Json], T], *, attempts: int, after: float = 0.0
 ) -> Talk[T]:
-    """Sends a request until an answer counts. Raises Problem, Unreachable, BrokerError."""
+    """Sends a request until an answer counts. Raises Problem and Unreachable."""
     for failures in range(1, attempts + 1):
         outcome = yield Attempt(request, after)
-        if isinstance(outcome, Answer) and not _may_pass(outcome.status):
-            if 200 <= outcome.status < 300:
+        try:
+            if isinstance(outcome, Answer):
                 return understood(outcome, shape)
-            raise refusal(outcome)
+            failure = outcome.reason
+        except Problem as problem:
+            if not _may_pass(problem.status):
+                raise
+            failure = str(problem)
+        except Unreachable as strange:
+            failure = str(strange)
         after = pause_after(failures, random.random(), _asked_for(outcome))  # noqa: S311 - no secret
     raise Unreachable(
         f"No usable answer to {request.method} {request.path.partition('?')[0]} "
-        f"in {attempts} attempt{'s' * (attempts > 1)}; the last one: {_said(outcome)}"
+        f"in {attempts} attempt{'s' * (attempts > 1)}; the last one: {failure}"
     )
 
 
 def _may_pass(status: int) -> bool:
-    """Whether what this status says may be over the next time."""
+    """Whether what the broker says with this status may be over the next time."""
     return status in (408, 429) or status >= 500
 
 
@@ -69,7 +75,3 @@ def _asked_for(outcome: Answer | Lost) -> float | None:
         return None
     seconds = outcome.retry_after.strip()
     return float(seconds) if seconds.isascii() and seconds.isdecimal() else None
-
-
-def _said(outcome: Answer | Lost) -> str:
-    return outcome.reason if isinstance(outcome, Lost) else str(refusal(outcome))

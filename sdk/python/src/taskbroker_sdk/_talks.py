@@ -153,15 +153,18 @@ class Talks:
             log.error("the end of task %s was not reported: %s", ref, problem)  # noqa: TRY400
 
     def _insist(self, ref: str, ending: Request, give_up: Callable[[], bool]) -> Talk[TaskState]:
-        """Outlives a broker that is away, until `give_up()`. The webhook-id stays the same."""
+        """Outlives a broker that is away, until `give_up()`. The webhook-id stays the same.
+
+        It outlives a key that is being rotated and a backend that is disabled for a while, too.
+        """
         pause = 0.0
         while True:
             try:
                 return (
                     yield from exchange(ending, TaskState.of, attempts=self.attempts, after=pause)
                 )
-            except Unreachable as problem:
-                if give_up():
+            except (Unreachable, Problem) as problem:
+                if give_up() or not _may_pass(problem):
                     raise
                 log.warning("the end of task %s is not reported yet: %s", ref, problem)
                 pause = LONGEST_PAUSE
@@ -192,6 +195,10 @@ class Pulse:
             return False
         self._last_sign = now
         return True
+
+
+def _may_pass(problem: Unreachable | Problem) -> bool:
+    return isinstance(problem, Unreachable) or problem.status in (401, 403)
 
 
 def completed(result: Json) -> Event:

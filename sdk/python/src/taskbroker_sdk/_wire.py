@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any, Literal, Self, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
-from taskbroker_sdk._errors import BrokerError, CancelRequested, Problem
+from taskbroker_sdk._errors import CancelRequested, Problem, Unreachable
 
 Json = Mapping[str, Any]
 """A JSON object."""
@@ -16,6 +16,8 @@ Json = Mapping[str, Any]
 Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
 TERMINAL = frozenset({"completed", "failed", "cancelled"})
 PAGE = 200
+PROBLEMS = "urn:taskbroker:problem:"
+"""How the `type` of each problem document of a broker begins, and of nobody else."""
 
 T = TypeVar("T")
 
@@ -221,28 +223,22 @@ class Page:
 
 
 def understood(answer: Answer, shape: Callable[[Json], T]) -> T:
-    """A good answer as a value; BrokerError when it does not come from a broker."""
+    """A good answer as a value. Raises Problem where the broker refuses, and Unreachable for what
+    is not in its words: a proxy's own page says nothing of a task, and is not quoted.
+    """
     try:
-        return shape(json.loads(answer.body))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise BrokerError(
-            f"An answer with status {answer.status} is not a broker's; is the URL right?"
-        ) from None
-
-
-def refusal(answer: Answer) -> Problem:
-    """A bad answer as an exception; a proxy's own page is not quoted."""
-    try:
-        document = json.loads(answer.body)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        document = {"title": _phrase(answer.status), "status": answer.status}
-    return Problem(answer.status, document)
+        said = json.loads(answer.body)
+        if 200 <= answer.status < 300:
+            return shape(said)
+        if said["type"].startswith(PROBLEMS):
+            raise Problem(answer.status, said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise Unreachable(f"{_phrase(answer.status)}, not a broker's answer; is the URL right?")
 
 
 def _phrase(status: int) -> str:
     try:
-        return f"{status} {HTTPStatus(status).phrase}, not in the broker's words"
+        return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
-        return f"{status}, not in the broker's words"
+        return f"{status}"
