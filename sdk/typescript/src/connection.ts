@@ -8,8 +8,8 @@ import { sign, signingKey } from "./signing.js";
 import { VERSION } from "./version.js";
 import {
   isCreated,
-  isObject,
   isPage,
+  isProblem,
   isReply,
   isTaskState,
   type Created,
@@ -172,14 +172,11 @@ export class Connection {
     const init = { method, body, headers, redirect: "manual", signal } as const;
     const response = await fetch(this.url + path, init);
     const answer = parsed(await response.text());
-    if (response.ok) {
-      if (shape(answer)) return { answer };
-      const status = `An answer with status ${response.status}`;
-      throw new BrokerError(`${status} is not a broker's; is the URL right?`);
-    }
-    const problem = refusal(response.status, answer);
-    if (!worthRetrying(response.status)) throw problem;
+    if (response.ok && shape(answer)) return { answer };
     const retryAfter = response.headers.get("retry-after");
+    if (response.ok || !isProblem(answer)) return { what: strange(response.status), retryAfter };
+    const problem = new Problem(response.status, answer);
+    if (!worthRetrying(response.status)) throw problem;
     return { what: problem.message, retryAfter, cause: problem };
   }
 
@@ -234,11 +231,10 @@ function unreachable({ method, path }: Request, attempts: number, last: Failure)
   return new Unreachable(message, { cause: last.cause });
 }
 
-/** A bad answer as an exception; a proxy's own page is not quoted. */
-function refusal(status: number, answer: unknown): Problem {
-  if (isObject(answer)) return new Problem(status, answer);
+/** A proxy's own page says nothing of a task, and is not quoted. */
+function strange(status: number): string {
   const phrase = STATUS_CODES[status] ? `${status} ${STATUS_CODES[status]}` : `${status}`;
-  return new Problem(status, { title: `${phrase}, not in the broker's words`, status });
+  return `${phrase}, not a broker's answer; is the URL right?`;
 }
 
 function checkedUrl(text: string): string {

@@ -8,7 +8,7 @@
 //   │   └── Stopped           because the tool server is being stopped (not exported)
 //   └── TaskFailed            thrown by a tool: how its task is to fail
 
-/** The broker, or the way to it, did not do what was asked. */
+/** The broker, or the way to it, did not do what was asked; by itself, a client that is closed. */
 export class BrokerError extends Error {
   static {
     this.prototype.name = "BrokerError";
@@ -57,7 +57,10 @@ function isFault(value: unknown): value is Fault {
   return typeof pointer === "string" && typeof detail === "string";
 }
 
-/** The broker gave no usable answer in all attempts; the last one's failure is the `cause`. */
+/**
+ * The broker gave no usable answer in all attempts: none at all, 408, 429, 5xx, or one that is not
+ * in a broker's words (an error page of a proxy, a wrong URL). Its `cause` is the last failure.
+ */
 export class Unreachable extends BrokerError {
   static {
     this.prototype.name = "Unreachable";

@@ -2,7 +2,7 @@ const FIRST_PAUSE_MS = 200;
 export const LONGEST_PAUSE_MS = 10_000;
 const LONGEST_RETRY_AFTER_MS = 60_000;
 
-/** Whether the same request may fare better later. */
+/** Whether a request that the broker refuses with this status may fare better later. */
 export function worthRetrying(status: number): boolean {
   return status >= 500 || status === 408 || status === 429;
 }

@@ -3,7 +3,7 @@ import { setImmediate as othersTurn, setTimeout as sleep } from "node:timers/pro
 
 import type { Connection } from "./connection.js";
 import { CancelRequested, Problem, Stopped, TaskFailed, Unreachable } from "./errors.js";
-import { pauseMs } from "./retries.js";
+import { LONGEST_PAUSE_MS, pauseMs } from "./retries.js";
 import type { OnError, Task } from "./task.js";
 import type { RpcError, TaskEvent, ToolResult } from "./wire.js";
 
@@ -92,15 +92,16 @@ export class Run {
   async #insist(outcome: TaskEvent): Promise<void> {
     const closing = this.#closing.signal;
     const event = this.#connection.event(this.task.ref, outcome);
-    for (let round = 1; ; round++) {
+    for (let round = 1, refused = false; ; round++) {
       try {
         await this.#connection.report(event);
         return;
       } catch (error) {
-        if (!(error instanceof Unreachable) || closing.aborted) throw error;
+        if (!mayPass(error) || closing.aborted) throw error;
         this.#options.onError(error, this.task);
+        refused = error instanceof Problem;
       }
-      const pause = pauseMs(round, null, Math.random());
+      const pause = refused ? LONGEST_PAUSE_MS : pauseMs(round, null, Math.random());
       await sleep(pause, undefined, { signal: closing }).catch(() => undefined);
     }
   }
@@ -124,6 +125,12 @@ export class Run {
       await this.task.beat({ lively }).catch(() => undefined);
     }
   }
+}
+
+/** Keys are being rotated, backends disabled for a while. */
+function mayPass(error: unknown): boolean {
+  const { status } = error instanceof Problem ? error : {};
+  return error instanceof Unreachable || status === 401 || status === 403;
 }
 
 function stopped(reason: CancelRequested): TaskEvent {

@@ -148,6 +148,12 @@ export function isPage(answer: unknown): answer is Page {
   return Array.isArray(tasks) && tasks.every(isTaskState);
 }
 
+/** A refusal in the broker's own words: nobody else's problem documents have such a type. */
+export function isProblem(answer: unknown): answer is Record<string, unknown> {
+  const { type } = membersOf(answer);
+  return typeof type === "string" && type.startsWith("urn:taskbroker:problem:");
+}
+
 function isTask(value: unknown): boolean {
   const { taskRef, status } = membersOf(value);
   return typeof taskRef === "string" && typeof status === "string";
@@ -162,6 +168,6 @@ function membersOf(value: unknown): Record<string, unknown> {
   return isObject(value) ? value : {};
 }
 
-export function isObject(value: unknown): value is Record<string, unknown> {
+function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

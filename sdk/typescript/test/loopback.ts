@@ -46,9 +46,17 @@ export function brokerAt(url: string, options: Partial<TaskBrokerOptions> = {}):
 
 export const drop: Answer = (_request, response) => void response.destroy();
 
+export const REFUSED = "urn:taskbroker:problem:refused";
+
+/** The broker refuses, in its own words. */
 export function refuse(status: number, document: object, headers = {}): Answer {
   return (_request, response) =>
-    void response.writeHead(status, headers).end(JSON.stringify({ status, ...document }));
+    void response.writeHead(status, headers).end(JSON.stringify({ type: REFUSED, ...document }));
+}
+
+/** What stands in front of a broker says something of its own. */
+export function page(status: number): Answer {
+  return (_request, response) => void response.writeHead(status).end("<h1>not the broker</h1>");
 }
 
 /** The answer to an event. */

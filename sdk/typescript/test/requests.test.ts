@@ -6,7 +6,18 @@ import { inspect } from "node:util";
 import { BrokerError, Problem, sign, TaskBroker, textResult, Unreachable } from "taskbroker-sdk";
 
 import { pauseMs } from "../dist/retries.js";
-import { brokerAt, drop, KEY, loopback, refuse, SECRET, seen, state } from "./loopback.js";
+import {
+  brokerAt,
+  drop,
+  KEY,
+  loopback,
+  page,
+  REFUSED,
+  refuse,
+  SECRET,
+  seen,
+  state,
+} from "./loopback.js";
 
 const RESULT = textResult("done");
 
@@ -92,26 +103,29 @@ test("a refusal is not tried again, and says what is wrong where", async (t) => 
     assert(problem instanceof Problem);
     assert.equal(problem.status, 422);
     assert.deepEqual(problem.errors, document.errors);
-    assert.deepEqual(problem.document, { status: 422, ...document });
+    assert.deepEqual(problem.document, { type: REFUSED, ...document });
     const said = "Unknown status. [/data/status: must be one of working, completed]";
     return problem.message === `The input does not fit: ${said}`;
   });
   assert.equal(broker.received.length, 1);
 });
 
-test("a refusal by something that is no broker is a problem as well", async (t) => {
-  const broker = await loopback(t, (_request, response) => void response.writeHead(404).end("<p>"));
-  const refused = brokerAt(broker.url).task("a-ref").read();
-  const message = "404 Not Found, not in the broker's words";
-  await assert.rejects(refused, { name: "Problem", status: 404, message });
-});
+for (const status of [401, 404, 410]) {
+  test(`a ${status} that is not the broker's is not believed`, async (t) => {
+    const foreign = refuse(status, { type: "about:blank" });
+    const broker = await loopback(t, page(status), foreign, () => state());
+    const reply = await brokerAt(broker.url).task("a-ref").complete(RESULT);
+    assert.equal(reply.applied, true);
+    assert.equal(broker.received.length, 3);
+  });
+}
 
 for (const answer of [{}, [], { taskRef: "a-ref" }, { taskRef: "a-ref", status: "working" }]) {
   test(`what is no broker's answer is not believed: ${JSON.stringify(answer)}`, async (t) => {
     const { url } = await loopback(t, () => answer);
-    const broker = brokerAt(url);
-    const message = "An answer with status 200 is not a broker's; is the URL right?";
-    const refused = { name: "BrokerError", message };
+    const broker = brokerAt(url, { attempts: 1 });
+    const message = /the last one: 200 OK, not a broker's answer; is the URL right\?$/;
+    const refused = { name: "Unreachable", message };
     await assert.rejects(broker.create({ anonymous: true }), refused);
     await assert.rejects(broker.task("a-ref").read(), refused);
     await assert.rejects(broker.task("a-ref").complete(RESULT), refused);
@@ -128,9 +142,9 @@ test("says who it is, in the version of the package", async (t) => {
 
 test("a redirect is not followed: the key would go with it", async (t) => {
   const elsewhere = await loopback(t, () => state());
-  const broker = await loopback(t, refuse(307, {}, { location: elsewhere.url }));
-  const refused = brokerAt(broker.url).task("a-ref").read();
-  await assert.rejects(refused, { name: "Problem", status: 307 });
+  const broker = await loopback(t, refuse(307, { type: "about:blank" }, { location: elsewhere.url }));
+  const refused = brokerAt(broker.url, { attempts: 1 }).task("a-ref").read();
+  await assert.rejects(refused, { name: "Unreachable", message: /307 Temporary Redirect/ });
   assert.equal(elsewhere.received.length, 0);
 });
 

@@ -5,7 +5,7 @@ import { setImmediate as othersTurn, setTimeout as sleep } from "node:timers/pro
 
 import { TaskFailed, textResult, type Task, type TaskBrokerOptions } from "taskbroker-sdk";
 
-import { brokerAt, drop, loopback, refuse, seen, state, type Answer } from "./loopback.js";
+import { brokerAt, drop, loopback, page, refuse, seen, state, type Answer } from "./loopback.js";
 
 const OWNER = { anonymous: true } as const;
 const INTERNAL_ERROR = -32603;
@@ -172,16 +172,44 @@ test("closing gives up on a broker that is away", { timeout: 10_000 }, async (t)
 });
 
 test("an outcome is reported, however long the broker is away", { timeout: 10_000 }, async (t) => {
-  const fates = [drop, refuse(503, {}), drop, () => state()];
+  const fates = [drop, refuse(503, {}), page(404), page(200), page(401), () => state()];
   const away = (...call: Parameters<Answer>) => fates.shift()!(...call);
   const { broker, events, errors, received } = await tools(t, away, { attempts: 1 });
   await broker.start(OWNER, () => textResult("done"));
-  await until(() => events.length === 4);
+  await until(() => events.length === 6);
   await broker.close();
   const reports = received.filter(({ url }) => url.startsWith("/v1/webhooks/"));
   assert.equal(new Set(reports.map(({ headers }) => headers["webhook-id"])).size, 1);
   assert.equal(new Set(reports.map(({ body }) => body)).size, 1);
-  assert.deepEqual(errors.map(nameOf), ["Unreachable", "Unreachable", "Unreachable"]);
+  assert.deepEqual(errors.map(nameOf), Array(5).fill("Unreachable"));
+});
+
+for (const status of [401, 403]) {
+  test(`an outcome outlives a ${status}, which may pass`, { timeout: 10_000 }, async (t) => {
+    const fates = [refuse(status, {}), () => state()];
+    const locked = (...call: Parameters<Answer>) => fates.shift()!(...call);
+    const { broker, events, errors } = await tools(t, locked);
+    await broker.start(OWNER, () => textResult("done"));
+    await until(() => errors.length === 1);
+    await broker.close(); // which does not wait out the long pause
+    assert.deepEqual(errors.map(nameOf), ["Problem"]);
+    assert.deepEqual(events.map((event) => event.status), ["completed", "completed"]);
+  });
+}
+
+test("a page that is not the broker's does not stop the work", { timeout: 10_000 }, async (t) => {
+  const beats = [page(404), page(410)];
+  const event = (...call: Parameters<Answer>) => (beats.shift() ?? (() => state()))(...call);
+  const { broker, events } = await tools(t, event, { heartbeatMs: 3_600_000 });
+  const work = async ({ signal }: Task) => {
+    await until(() => events.length >= 3);
+    signal.throwIfAborted();
+    return textResult("done");
+  };
+  await broker.start(OWNER, work, { stallAfterMs: 60 });
+  const isEnd = ({ status }: Record<string, unknown>) => status !== undefined;
+  await until(() => events.some(isEnd));
+  assert.equal(events.find(isEnd)?.status, "completed");
 });
 
 test("an outcome that is no JSON fails the task", { timeout: 10_000 }, async (t) => {
