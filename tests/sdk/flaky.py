@@ -11,7 +11,13 @@ from typing import Literal
 import httpx
 
 Fate = Literal[
-    "busy", "lose the answer", "lose the request", "a login page", "a welcome page", "no such page"
+    "busy",
+    "lose the answer",
+    "lose the request",
+    "a login page",
+    "a welcome page",
+    "no such page",
+    "too large",
 ]
 PAGES: dict[Fate, int] = {
     "busy": 503,
@@ -62,6 +68,8 @@ def flaky_network(broker_url: str) -> Iterator[FlakyNetwork]:
             fate = network.fates.pop(0) if network.fates else None
             if fate in PAGES:
                 self.reply(PAGES[fate], b"<h1>not the broker</h1>")
+            elif fate == "too large":
+                self.reply(413, b"<h1>too large</h1>")
             elif fate == "lose the request":
                 self.connection.shutdown(SHUT_RDWR)
             else:

@@ -372,6 +372,24 @@ def test_the_end_gets_known_however_long_the_broker_is_away(
         assert broker.task(task.ref).read().result == RESULT
 
 
+def test_an_outcome_that_is_too_large_for_a_proxy_fails_the_task(
+    network: FlakyNetwork, tools: ToolServer, client: McpClient
+) -> None:
+    ready = threading.Event()
+
+    def work(_: Task) -> Json:
+        ready.wait()
+        return RESULT
+
+    with TaskBroker(network.url, tools.name, tools.key, heartbeat=3600) as broker:
+        task = broker.start(owner_of(client), work)
+        network.fates[:] = ["too large"]
+        ready.set()
+        until(lambda: not network.fates)
+        error = at_its_end(task).error
+    assert error == {"code": -32603, "message": "the broker refused the outcome of the tool"}
+
+
 async def test_the_end_gets_known_when_the_backend_is_let_in_again(
     process: BrokerProcess,
     client: McpClient,

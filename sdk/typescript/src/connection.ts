@@ -174,8 +174,10 @@ export class Connection {
     const answer = parsed(await response.text());
     if (response.ok && shape(answer)) return { answer };
     const retryAfter = response.headers.get("retry-after");
-    if (response.ok || !isProblem(answer)) return { what: strange(response.status), retryAfter };
-    const problem = new Problem(response.status, answer);
+    const problem = refusal(response.status, answer);
+    if (!problem) {
+      return { what: `${strange(response.status)}; is the URL right?`, retryAfter };
+    }
     if (!worthRetrying(response.status)) throw problem;
     return { what: problem.message, retryAfter, cause: problem };
   }
@@ -231,10 +233,17 @@ function unreachable({ method, path }: Request, attempts: number, last: Failure)
   return new Unreachable(message, { cause: last.cause });
 }
 
-/** A proxy's own page says nothing of a task, and is not quoted. */
+/** What counts as the broker's no. A proxy's own page says nothing of a task. */
+function refusal(status: number, answer: unknown): Problem | undefined {
+  if (status >= 300 && isProblem(answer)) return new Problem(status, answer);
+  // Whoever says that it is too large: what was sent will not get smaller.
+  return status === 413 ? new Problem(status, { title: strange(status) }) : undefined;
+}
+
+/** A page that is not quoted. */
 function strange(status: number): string {
   const phrase = STATUS_CODES[status] ? `${status} ${STATUS_CODES[status]}` : `${status}`;
-  return `${phrase}, not a broker's answer; is the URL right?`;
+  return `${phrase}, not a broker's answer`;
 }
 
 function checkedUrl(text: string): string {

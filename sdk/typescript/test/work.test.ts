@@ -92,6 +92,15 @@ test("an outcome that the broker refuses fails the task", { timeout: 10_000 }, a
   assert.equal((errors[0] as Error).message, "The body is too large");
 });
 
+test("an outcome that is too large for a proxy fails the task", { timeout: 10_000 }, async (t) => {
+  const answers = [page(413), () => state()];
+  const { broker, events } = await tools(t, (...call) => answers.shift()?.(...call));
+  await broker.start(OWNER, () => textResult("a very long text"));
+  await until(() => events.length === 2);
+  const error = { code: INTERNAL_ERROR, message: "the broker refused the outcome of the tool" };
+  assert.deepEqual(events[1], { taskRef: "a-ref", status: "failed", error });
+});
+
 test("a promise to report is kept by silent work", { timeout: 10_000 }, async (t) => {
   const { broker, events, received } = await tools(t, undefined, { heartbeatMs: 20 });
   const work = async ({ signal }: Task) => {

@@ -234,7 +234,10 @@ def understood(answer: Answer, shape: Callable[[Json], T]) -> T:
             raise Problem(answer.status, said)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    raise Unreachable(f"{_phrase(answer.status)}, not a broker's answer; is the URL right?")
+    strange = f"{_phrase(answer.status)}, not a broker's answer"
+    if answer.status == 413:  # whoever says so: what was sent will not get smaller
+        raise Problem(413, {"title": strange})
+    raise Unreachable(f"{strange}; is the URL right?")
 
 
 def _phrase(status: int) -> str:
