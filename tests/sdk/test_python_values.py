@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import taskbroker_sdk
 from taskbroker_sdk import (
     AsyncTaskBroker,
+    BrokerError,
     NewTask,
     Problem,
     TaskBroker,
@@ -262,6 +263,61 @@ def test_a_server_that_is_no_broker_is_recognised_and_asked_again(
     said = f"in 2 attempts; the last one: {status}, not a broker's answer; is the URL right?"
     assert said in str(failure.value)
     assert len(asked) == 2
+
+
+RESULTS = {"createTaskResult": {"status": "working"}, "createTaskResultLegacy": {}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"taskRef": "0193"}),
+        json.dumps({**RESULTS, "taskRef": 193}),
+        json.dumps({**RESULTS, "taskRef": "0193", "createTaskResult": None}),
+        json.dumps({**RESULTS, "taskRef": "0193", "createTaskResult": {"taskId": "an-id"}}),
+        json.dumps({**RESULTS, "taskRef": "0193", "createTaskResult": {"status": ["working"]}}),
+        json.dumps({**RESULTS, "taskRef": "0193", "createTaskResultLegacy": None}),
+        '{"task":' * 100_000,
+    ],
+    ids=["no results", "ref", "null", "no status", "status", "legacy", "deep"],
+)
+def test_a_creation_that_no_broker_answers_so_is_not_believed(body: str) -> None:
+    answer = httpx.Response(201, text=body)
+    with (
+        httpx.Client(transport=httpx.MockTransport(lambda _: answer)) as http,
+        TaskBroker("http://shop.example", "my-tools", KEY, attempts=1, http=http) as broker,
+        pytest.raises(BrokerError, match="201 Created, not a broker's answer; is the URL right"),
+    ):
+        broker.start({"anonymous": True}, lambda _: text_result("never"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"taskRef": ["0193"]},
+        {"status": ["working"]},
+        {"inputResponses": None},
+        {"cancelRequested": "no"},
+    ],
+)
+def test_a_task_that_no_broker_describes_so_is_not_believed(said: dict[str, Any]) -> None:
+    right: dict[str, Any] = {
+        "taskRef": "0193",
+        "status": "working",
+        "createdAt": "2026-11-30T09:00:00Z",
+        "lastUpdatedAt": "2026-11-30T09:00:00Z",
+        "ttlMs": None,
+        "cancelRequested": False,
+        "inputResponses": {},
+    }
+    answers = [httpx.Response(200, json=right), httpx.Response(200, json={**right, **said})]
+    with (
+        httpx.Client(transport=httpx.MockTransport(lambda _: answers.pop(0))) as http,
+        TaskBroker("http://shop.example", "my-tools", KEY, attempts=1, http=http) as broker,
+    ):
+        assert broker.task("0193").read().status == "working"
+        with pytest.raises(BrokerError, match="200 OK, not a broker's answer"):
+            broker.task("0193").read()
 
 
 def test_an_external_id_is_made_up_only_where_none_is_given() -> None:

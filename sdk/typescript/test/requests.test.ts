@@ -120,7 +120,14 @@ for (const status of [401, 404, 410]) {
   });
 }
 
-for (const answer of [{}, [], { taskRef: "a-ref" }, { taskRef: "a-ref", status: "working" }]) {
+for (const answer of [
+  {},
+  [],
+  { taskRef: "a-ref" },
+  { taskRef: "a-ref", status: "working" },
+  { taskRef: "a-ref", createTaskResult: null },
+  { taskRef: "a-ref", createTaskResult: { taskId: "an-id" } },
+]) {
   test(`what is no broker's answer is not believed: ${JSON.stringify(answer)}`, async (t) => {
     const { url } = await loopback(t, () => answer);
     const broker = brokerAt(url, { attempts: 1 });

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from taskbroker_sdk._errors import CancelRequested, Problem, Unreachable
@@ -135,10 +135,12 @@ class Created:
 
     @classmethod
     def of(cls, reply: Json) -> Self:
+        created = _checked(dict, reply["createTaskResult"])
+        _checked(str, created["status"])
         return cls(
-            ref=reply["taskRef"],
-            create_task_result=reply["createTaskResult"],
-            create_task_result_legacy=reply["createTaskResultLegacy"],
+            ref=_checked(str, reply["taskRef"]),
+            create_task_result=created,
+            create_task_result_legacy=_checked(dict, reply["createTaskResultLegacy"]),
         )
 
 
@@ -190,18 +192,18 @@ class TaskState:
         """From a task as it is read or listed, or from the answer to an event."""
         task = reply.get("task", reply)
         return cls(
-            ref=task["taskRef"],
+            ref=_checked(str, task["taskRef"]),
             external_id=task.get("externalId"),
             tool=task.get("tool"),
-            status=task["status"],
+            status=cast("Status", _checked(str, task["status"])),
             status_message=task.get("statusMessage"),
             created_at=datetime.fromisoformat(task["createdAt"]),
             last_updated_at=datetime.fromisoformat(task["lastUpdatedAt"]),
             ttl_ms=task["ttlMs"],
             poll_interval_ms=task.get("pollIntervalMs"),
             stall_after_ms=task.get("stallAfterMs"),
-            cancel_requested=reply["cancelRequested"],
-            input_responses=reply["inputResponses"],
+            cancel_requested=_checked(bool, reply["cancelRequested"]),
+            input_responses=_checked(dict, reply["inputResponses"]),
             input_requests=task.get("inputRequests"),
             result=task.get("result"),
             error=task.get("error"),
@@ -220,6 +222,12 @@ class Page:
     @classmethod
     def of(cls, reply: Json) -> Self:
         return cls(tuple(map(TaskState.of, reply["tasks"])), reply.get("nextCursor"))
+
+
+def _checked(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError
+    return value
 
 
 def understood(answer: Answer, shape: Callable[[Json], T]) -> T:
