@@ -12,6 +12,7 @@ import httpx
 
 Fate = Literal[
     "busy",
+    "no answer",
     "lose the answer",
     "lose the request",
     "a login page",
@@ -24,6 +25,7 @@ PAGES: dict[Fate, int] = {
     "a login page": 401,
     "a welcome page": 200,
     "no such page": 404,
+    "too large": 413,
 }
 
 
@@ -43,6 +45,7 @@ class FlakyNetwork:
     broker_url: str
     fates: list[Fate] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
 
     def pass_on(self, request: Seen) -> httpx.Response:
         kept = {name: value for name, value in request.headers.items() if name != "host"}
@@ -68,8 +71,8 @@ def flaky_network(broker_url: str) -> Iterator[FlakyNetwork]:
             fate = network.fates.pop(0) if network.fates else None
             if fate in PAGES:
                 self.reply(PAGES[fate], b"<h1>not the broker</h1>")
-            elif fate == "too large":
-                self.reply(413, b"<h1>too large</h1>")
+            elif fate == "no answer":
+                network.over.wait()
             elif fate == "lose the request":
                 self.connection.shutdown(SHUT_RDWR)
             else:
@@ -95,5 +98,6 @@ def flaky_network(broker_url: str) -> Iterator[FlakyNetwork]:
         try:
             yield network
         finally:
+            network.over.set()
             server.shutdown()
             serving.join()

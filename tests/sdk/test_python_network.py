@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 
 from app.domain import signing
 from taskbroker_sdk import (
+    AsyncTask,
+    AsyncTaskBroker,
     BrokerError,
     CreatedTask,
     Json,
@@ -30,7 +33,7 @@ from taskbroker_sdk import (
     owner_from,
     text_result,
 )
-from tests.sdk.flaky import PAGES, Fate, FlakyNetwork, Seen, flaky_network
+from tests.sdk.flaky import Fate, FlakyNetwork, Seen, flaky_network
 from tests.support.processes import ROOT, BrokerProcess, running_broker
 from tests.support.secrecy import new_token, secret
 from tests.support.service import McpClient, ToolServer
@@ -39,6 +42,8 @@ from tests.support.waiting import eventually, until
 QUESTION = elicitation("Sure?", {"type": "object", "properties": {"sure": {"type": "boolean"}}})
 YES = {"action": "accept", "content": {"sure": True}}
 RESULT = text_result("größer ✓")
+SOON = 5.0
+"""Less than the 10 seconds that one attempt may take."""
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +356,8 @@ def test_the_end_gets_known_however_long_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taskbroker_sdk._talks.LONGEST_PAUSE", 0.01)
-    fates: list[Fate] = [*PAGES, "lose the request", "lose the answer", "busy"]
+    pages: list[Fate] = ["a login page", "a welcome page", "no such page", "busy"]
+    fates: list[Fate] = [*pages, "lose the request", "lose the answer", "busy"]
     with TaskBroker(
         network.url, tools.name, tools.key, tools.webhook_secret, attempts=1, heartbeat=3600
     ) as broker:
@@ -460,6 +466,121 @@ def test_closing_gives_up_on_a_broker_that_is_away(
         network.fates[:] = ["busy", "busy"]
     may_end.set()
     assert f"the end of task {task.ref} was not reported: No usable answer" in caplog.text
+
+
+def test_closing_takes_no_longer_than_the_grace_and_one_round(
+    network: FlakyNetwork,
+    tools: ToolServer,
+    client: McpClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._client.LAST_ROUND", 0.2)
+    may_end = threading.Event()
+
+    def silent(_: Task) -> Json:
+        may_end.wait()
+        return RESULT
+
+    with TaskBroker(network.url, tools.name, tools.key, heartbeat=3600, grace=0.1) as broker:
+        task = broker.start(owner_of(client), silent)
+        network.fates[:] = ["no answer"]
+        began = time.monotonic()
+    assert time.monotonic() - began < SOON
+    may_end.set()
+    assert f"the end of task {task.ref} was not reported: the broker did not" in caplog.text
+
+
+async def test_closing_takes_no_longer_in_asyncio(
+    network: FlakyNetwork,
+    tools: ToolServer,
+    client: McpClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._client.LAST_ROUND", 0.2)
+    async with AsyncTaskBroker(
+        network.url, tools.name, tools.key, heartbeat=3600, grace=0.1
+    ) as broker:
+        task = await broker.start(owner_of(client), for_ever)
+        network.fates[:] = ["no answer"]
+        began = time.monotonic()
+    assert time.monotonic() - began < SOON
+    assert f"the end of task {task.ref} was not reported: the broker did not" in caplog.text
+
+
+def test_an_event_loop_that_ends_waits_no_longer(
+    network: FlakyNetwork,
+    tools: ToolServer,
+    client: McpClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._async.LAST_ROUND", 0.2)
+
+    async def program() -> AsyncTask:
+        broker = AsyncTaskBroker(network.url, tools.name, tools.key)
+        task = await broker.start(owner_of(client), for_ever)
+        network.fates[:] = ["no answer"]
+        return task
+
+    began = time.monotonic()
+    task = asyncio.run(program())
+    assert time.monotonic() - began < SOON
+    assert f"the end of task {task.ref} was not reported: the broker did not" in caplog.text
+
+
+def test_closing_does_not_wait_out_a_pause_but_reports_once_more(
+    network: FlakyNetwork,
+    tools: ToolServer,
+    client: McpClient,
+    broker: TaskBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._talks.LONGEST_PAUSE", 3600)
+    ready = threading.Event()
+
+    def work(_: Task) -> Json:
+        ready.wait()
+        return RESULT
+
+    with TaskBroker(network.url, tools.name, tools.key, attempts=1, heartbeat=3600) as closing:
+        task = closing.start(owner_of(client), work)
+        network.fates[:] = ["busy"]
+        ready.set()
+        until(lambda: "is not reported yet" in caplog.text)
+    assert broker.task(task.ref).read().result == RESULT
+
+
+async def test_closing_does_not_wait_out_a_pause_in_asyncio(
+    network: FlakyNetwork,
+    tools: ToolServer,
+    client: McpClient,
+    broker: TaskBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskbroker_sdk._talks.LONGEST_PAUSE", 3600)
+    ready = asyncio.Event()
+
+    async def work(_: AsyncTask) -> Json:
+        await ready.wait()
+        return RESULT
+
+    async with AsyncTaskBroker(
+        network.url, tools.name, tools.key, attempts=1, heartbeat=3600
+    ) as closing:
+        task = await closing.start(owner_of(client), work)
+        network.fates[:] = ["busy"]
+        ready.set()
+        await eventually(lambda: "is not reported yet" in caplog.text)
+    assert broker.task(task.ref).read().result == RESULT
+
+
+async def for_ever(_: AsyncTask) -> Json:
+    await asyncio.Event().wait()
+    return RESULT
 
 
 def test_questions_outlive_an_outage(

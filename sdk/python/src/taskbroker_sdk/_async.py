@@ -11,11 +11,11 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 import httpx
 
 from taskbroker_sdk._account import Account
-from taskbroker_sdk._client import Client
+from taskbroker_sdk._client import LAST_ROUND, TOO_LATE, Client
 from taskbroker_sdk._errors import CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
 from taskbroker_sdk._retry import Talk
-from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log
+from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unreported
 from taskbroker_sdk._wire import (
     TERMINAL,
     Answer,
@@ -37,18 +37,21 @@ class Line:
     def __init__(self, account: Account, http: httpx.AsyncClient) -> None:
         self._account = account
         self._http = http
+        self.closed = False
 
-    async def carry_out(self, talk: Talk[T]) -> T:
+    async def carry_out(
+        self, talk: Talk[T], pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> T:
         try:
             attempt = next(talk)
             while True:
-                await asyncio.sleep(attempt.after)
+                await pause(attempt.after)
                 attempt = talk.send(await self._send(attempt.request))
         except StopIteration as end:
             return cast("T", end.value)
 
     async def _send(self, request: Request) -> Answer | Lost:
-        if self._http.is_closed:
+        if self.closed or self._http.is_closed:
             raise closed()
         try:
             answer = await self._http.request(
@@ -219,14 +222,30 @@ class AsyncTaskBroker(Client):
             return handle
 
     async def close(self) -> None:
-        """Cancels what runs and fails its tasks; returns when that is reported."""
+        """Cancels what runs and fails its tasks; returns when that is reported, or, if it cannot
+        be, 10 seconds after the grace: then the log names the tasks.
+        """
         self._closed = True
         for keeper in self._running.values():
             keeper.close()
-        while open_ends := {*self._starts, *(keeper.ended for keeper in self._running.values())}:
-            await asyncio.wait(open_ends)
+        end = self._end_of_closing()
+        while (open_ends := self._open_ends()) and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(open_ends, timeout=left)
+        self._line.closed = True
+        self._abandon()
         if self._owns_http:
             await self._http.aclose()
+
+    def _abandon(self) -> None:
+        """Lets go of keepers that are still trying."""
+        left = {**self._running}
+        self._running.clear()
+        for ref, keeper in left.items():
+            keeper.ended.cancel()
+            unreported(ref, TOO_LATE)
+
+    def _open_ends(self) -> set[asyncio.Future[None]]:
+        return {*self._starts, *(keeper.ended for keeper in self._running.values())}
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -251,8 +270,9 @@ class AsyncTaskBroker(Client):
             keeper.close()
 
     def _forget(self, ref: str, ended: asyncio.Future[None]) -> None:
-        del self._running[ref]
-        if not ended.cancelled() and (error := ended.exception()) is not None:
+        error = None if ended.cancelled() else ended.exception()
+        abandoned = self._running.pop(ref, None) is None  # which was said
+        if error is not None and not abandoned:
             log.error("nobody watches over task %s any more", ref, exc_info=error)
 
 
@@ -273,14 +293,15 @@ class _Keeper:
         self._grace = grace
         self._task = task
         self._stall_after_ms = stall_after_ms
-        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        """Once the client is closed: until when work may clean up."""
         self._doing = asyncio.create_task(_do(work, task))
         self.ended = asyncio.create_task(self._keep())
 
     def close(self) -> None:
         self._task.stop(Stopped())
         if not self._closing.done():
-            self._closing.set_result(None)
+            self._closing.set_result(time.monotonic() + self._grace)
 
     async def _keep(self) -> None:
         try:
@@ -289,7 +310,8 @@ class _Keeper:
             self.close()  # the event loop ends: all the more must the end get known
         if not self._doing.done():
             self._cancel(Stopped())
-            await asyncio.wait({self._doing}, timeout=self._grace)
+            left = self._closing.result() - time.monotonic()
+            await asyncio.wait({self._doing}, timeout=left)
         ending = self._talks.ending(self._task.ref, self._outcome())
         try:
             await self._deliver(ending)
@@ -325,7 +347,18 @@ class _Keeper:
 
     async def _deliver(self, ending: Request) -> None:
         talk = self._talks.deliver(self._task.ref, ending, give_up=self._closing.done)
-        await self._line.carry_out(talk)
+        try:
+            async with asyncio.timeout(LAST_ROUND if self._closing.done() else None):
+                await self._line.carry_out(talk, self._pause)
+        except TimeoutError:
+            unreported(self._task.ref, TOO_LATE)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps, but not into the closing: what is left of the time is for attempts."""
+        if self._closing.done():
+            await asyncio.sleep(seconds)
+        else:
+            await asyncio.wait({self._closing}, timeout=seconds)
 
 
 async def _do(work: AsyncWork, task: AsyncTask) -> Json:

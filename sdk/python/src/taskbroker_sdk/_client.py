@@ -1,12 +1,17 @@
 """What both clients are, apart from their I/O."""
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Self
 
 from taskbroker_sdk._account import Account
 from taskbroker_sdk._errors import closed
 from taskbroker_sdk._talks import Talks
+
+LAST_ROUND = 10.0
+"""Seconds after the grace in which `close` lets ends be reported: as long as an attempt takes."""
+TOO_LATE = "the broker did not answer before the client was closed"
 
 
 class Client:
@@ -39,6 +44,10 @@ class Client:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._account.url!r}, {self._account.backend!r})"
+
+    def _end_of_closing(self) -> float:
+        """When `close` returns, whatever is left, by the monotonic clock."""
+        return time.monotonic() + self._grace + LAST_ROUND
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

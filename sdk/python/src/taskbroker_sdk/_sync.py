@@ -14,11 +14,11 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 import httpx
 
 from taskbroker_sdk._account import Account
-from taskbroker_sdk._client import Client
+from taskbroker_sdk._client import TOO_LATE, Client
 from taskbroker_sdk._errors import CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
 from taskbroker_sdk._retry import Talk
-from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log
+from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unreported
 from taskbroker_sdk._wire import (
     TERMINAL,
     Answer,
@@ -40,6 +40,7 @@ class Line:
     def __init__(self, account: Account, http: httpx.Client) -> None:
         self._account = account
         self._http = http
+        self.closed = False
 
     def carry_out(self, talk: Talk[T], pause: Callable[[float], object] = time.sleep) -> T:
         try:
@@ -51,7 +52,7 @@ class Line:
             return cast("T", end.value)
 
     def _send(self, request: Request) -> Answer | Lost:
-        if self._http.is_closed:
+        if self.closed or self._http.is_closed:
             raise closed()
         try:
             answer = self._http.request(
@@ -61,6 +62,8 @@ class Line:
                 headers=self._account.headers(request, time.time()),
             )
         except httpx.RequestError as error:
+            if self.closed:
+                raise closed() from None
             return Lost(type(error).__name__)
         return Answer(answer.status_code, answer.content, answer.headers.get("retry-after"))
 
@@ -230,7 +233,8 @@ class TaskBroker(Client):
             return handle
 
     def close(self) -> None:
-        """Stops what runs and fails its tasks; returns when that is reported.
+        """Stops what runs and fails its tasks; returns when that is reported, or, if it cannot be,
+        10 seconds after the grace: then the log names the tasks.
 
         No thread can be ended from outside: work that never looks goes on, to no effect.
         """
@@ -239,10 +243,22 @@ class TaskBroker(Client):
             keepers = [*self._running.values()]
         for keeper in keepers:
             keeper.close()
-        while open_ends := self._open_ends():
-            wait(open_ends)
+        end = self._end_of_closing()
+        while (open_ends := self._open_ends()) and (left := end - time.monotonic()) > 0:
+            wait(open_ends, left)
+        self._line.closed = True
+        self._abandon()
         if self._owns_http:
             self._http.close()
+
+    def _abandon(self) -> None:
+        """Lets go of keepers that are still trying; their threads end with their request."""
+        with self._lock:
+            left = [*self._running]
+            self._running.clear()
+        atexit.unregister(self.close)
+        for ref in left:
+            unreported(ref, TOO_LATE)
 
     def _open_ends(self) -> set[Future[None]]:
         with self._lock:
@@ -279,7 +295,8 @@ class TaskBroker(Client):
 
     def _forget(self, ref: str, ended: Future[None]) -> None:
         with self._lock:
-            del self._running[ref]
+            if self._running.pop(ref, None) is None:
+                return  # abandoned, which was said
             if not self._running:
                 atexit.unregister(self.close)
         if (error := ended.exception()) is not None:
@@ -303,23 +320,30 @@ class _Keeper:
         self._grace = grace
         self._task = task
         self._stall_after_ms = stall_after_ms
-        self._closing: Future[None] = Future()
+        self._closing: Future[float] = Future()
+        """Once the client is closed: until when work may clean up."""
         self._doing = _in_thread(lambda: _do(work, task), f"work of task {task.ref}")
         self.ended = _in_thread(self._keep, f"keeper of task {task.ref}")
 
     def close(self) -> None:
         self._task.stop(Stopped())
         if not self._closing.done():
-            self._closing.set_result(None)
+            self._closing.set_result(time.monotonic() + self._grace)
 
     def _keep(self) -> None:
         self._watch()
         if not self._doing.done():
-            wait({self._doing}, self._grace)
+            wait({self._doing}, self._closing.result() - time.monotonic())
         ending = self._talks.ending(self._task.ref, self._outcome())
-        self._line.carry_out(
-            self._talks.deliver(self._task.ref, ending, give_up=self._closing.done)
-        )
+        talk = self._talks.deliver(self._task.ref, ending, give_up=self._closing.done)
+        self._line.carry_out(talk, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps, but not into the closing: what is left of the time is for attempts."""
+        if self._closing.done():
+            time.sleep(seconds)
+        else:
+            wait({self._closing}, seconds)
 
     def _watch(self) -> None:
         """Until the work has ended, or its client is closed."""

@@ -150,24 +150,26 @@ class Talks:
                 refused = _failed("the broker refused the outcome of the tool")
                 yield from self._insist(ref, self._event(ref, refused), give_up)
         except BrokerError as problem:
-            log.error("the end of task %s was not reported: %s", ref, problem)  # noqa: TRY400
+            unreported(ref, problem)
 
     def _insist(self, ref: str, ending: Request, give_up: Callable[[], bool]) -> Talk[TaskState]:
-        """Outlives a broker that is away, until `give_up()`. The webhook-id stays the same.
+        """Outlives a broker that is away. From `give_up()` on, there is one more round of attempts.
+        The webhook-id stays the same.
 
         It outlives a key that is being rotated and a backend that is disabled for a while, too.
         """
         pause = 0.0
         while True:
+            last = give_up()
             try:
                 return (
                     yield from exchange(ending, TaskState.of, attempts=self.attempts, after=pause)
                 )
             except (Unreachable, Problem) as problem:
-                if give_up() or not _may_pass(problem):
+                if last or not _may_pass(problem):
                     raise
                 log.warning("the end of task %s is not reported yet: %s", ref, problem)
-                pause = LONGEST_PAUSE
+                pause = 0.0 if give_up() else LONGEST_PAUSE
 
     def _event(self, ref: str, said: Event, *, dated: bool = True) -> Request:
         # Signs of life have no date: one could make a message stale that was sent before it.
@@ -195,6 +197,10 @@ class Pulse:
             return False
         self._last_sign = now
         return True
+
+
+def unreported(ref: str, reason: object) -> None:
+    log.error("the end of task %s was not reported: %s", ref, reason)
 
 
 def _may_pass(problem: Unreachable | Problem) -> bool:
