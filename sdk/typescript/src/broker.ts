@@ -1,4 +1,5 @@
 import { randomUUID } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Connection, type ConnectionOptions } from "./connection.js";
 import { closed } from "./errors.js";
@@ -136,20 +137,28 @@ export class TaskBroker {
   /**
    * Tells the work in the background to stop, lets it clean up for `graceMs`, and reports what
    * became of it: a result that it comes to, or that the task failed ("the tool server was
-   * stopped"). What cannot be reported goes to `onError`.
+   * stopped"). What cannot be reported within `graceMs` and `timeoutMs` goes to `onError`.
    */
   async close(): Promise<void> {
     this.#closed = true;
     for (const run of this.#running.values()) run.close();
-    while (this.#starting.size + this.#running.size > 0) {
-      const ends = [...this.#running.values()].map(({ ended }) => ended);
-      await Promise.all([...this.#starting, ...ends]);
-    }
+    const over = new AbortController();
+    const enough = sleep(this.#graceMs + this.#connection.timeoutMs, undefined, over);
+    await Promise.race([this.#allEnds(), enough]);
+    over.abort();
     this.#connection.close();
+    await this.#allEnds(); // at once: nothing is under way any more
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  async #allEnds(): Promise<void> {
+    while (this.#starting.size + this.#running.size > 0) {
+      const ends = [...this.#running.values()].map(({ ended }) => ended);
+      await Promise.all([...this.#starting, ...ends]);
+    }
   }
 
   /** Lets `close` wait: there may be a task in the end, to be reported on. */

@@ -67,7 +67,7 @@ export class Connection {
   readonly #apiKey: string;
   readonly #webhookSecret: string | undefined;
   readonly #attempts: number;
-  readonly #timeoutMs: number;
+  readonly timeoutMs: number;
   readonly #underWay = new Set<AbortController>();
   #closed = false;
 
@@ -77,7 +77,7 @@ export class Connection {
     this.#apiKey = options.apiKey;
     this.#webhookSecret = options.webhookSecret;
     this.#attempts = options.attempts ?? 8;
-    this.#timeoutMs = options.timeoutMs ?? 10_000;
+    this.timeoutMs = options.timeoutMs ?? 10_000;
     if (!this.backend) {
       throw new TypeError("backend is empty; give the name that `taskbroker backend add` took");
     }
@@ -153,7 +153,7 @@ export class Connection {
     signal: AbortSignal | undefined,
   ): Promise<{ answer: Answer } | Failure> {
     try {
-      return await this.#within(this.#timeoutMs, signal, (limit) =>
+      return await this.#within(this.timeoutMs, signal, (limit) =>
         this.#exchange(request, shape, limit),
       );
     } catch (error) {

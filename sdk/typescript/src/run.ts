@@ -88,16 +88,21 @@ export class Run {
     }
   }
 
-  /** Outlives a broker that is away, until this server closes. It stays the same event. */
+  /**
+   * Outlives a broker that is away. Once this server closes, there is one more round of attempts.
+   * It stays the same event.
+   */
   async #insist(outcome: TaskEvent): Promise<void> {
     const closing = this.#closing.signal;
     const event = this.#connection.event(this.task.ref, outcome);
     for (let round = 1, refused = false; ; round++) {
+      const last = closing.aborted;
       try {
-        await this.#connection.report(event);
+        await this.#connection.report(event, last ? {} : { signal: closing });
         return;
       } catch (error) {
-        if (!mayPass(error) || closing.aborted) throw error;
+        if (!last && error === closing.reason) continue;
+        if (last || !mayPass(error)) throw error;
         this.#options.onError(error, this.task);
         refused = error instanceof Problem;
       }

@@ -29,6 +29,11 @@ async function tools(t: TestContext, event: Answer = () => state(), options: Opt
   return { received, events, errors, broker };
 }
 
+/** Answers events in turn, and further ones as a broker that is well. */
+function inTurn(...answers: Answer[]): Answer {
+  return (...call) => (answers.shift() ?? (() => state()))(...call);
+}
+
 type Options = Partial<TaskBrokerOptions>;
 
 /** Waits until a condition holds; the test's own timeout is its patience. */
@@ -84,8 +89,7 @@ test("the client learns nothing from other exceptions, the author all", async (t
 
 test("an outcome that the broker refuses fails the task", { timeout: 10_000 }, async (t) => {
   const tooLarge = refuse(413, { title: "The body is too large" });
-  const answers = [tooLarge, () => state()];
-  const { broker, events, errors } = await tools(t, (...call) => answers.shift()?.(...call));
+  const { broker, events, errors } = await tools(t, inTurn(tooLarge));
   await broker.start(OWNER, () => textResult("a very long text"));
   await until(() => events.length === 2);
   assert.equal(events[1]?.status, "failed");
@@ -93,8 +97,7 @@ test("an outcome that the broker refuses fails the task", { timeout: 10_000 }, a
 });
 
 test("an outcome that is too large for a proxy fails the task", { timeout: 10_000 }, async (t) => {
-  const answers = [page(413), () => state()];
-  const { broker, events } = await tools(t, (...call) => answers.shift()?.(...call));
+  const { broker, events } = await tools(t, inTurn(page(413)));
   await broker.start(OWNER, () => textResult("a very long text"));
   await until(() => events.length === 2);
   const error = { code: INTERNAL_ERROR, message: "the broker refused the outcome of the tool" };
@@ -180,24 +183,41 @@ test("closing gives up on a broker that is away", { timeout: 10_000 }, async (t)
   assert.deepEqual(errors.map(nameOf), ["Unreachable"]);
 });
 
+test("closing takes no longer than the grace and one attempt", { timeout: 5_000 }, async (t) => {
+  const silent = () => undefined;
+  const { broker, events, errors } = await tools(t, silent, { timeoutMs: 200, graceMs: 20 });
+  await broker.start(OWNER, () => new Promise(() => undefined));
+  await broker.close();
+  assert.deepEqual(events, [{ taskRef: "a-ref", status: "failed", error: STOPPED }]);
+  assert.deepEqual(errors.map(nameOf), ["BrokerError"]);
+});
+
+test("closing does not wait out a pause, but reports once more", { timeout: 5_000 }, async (t) => {
+  const busy = inTurn(refuse(503, {}, { "retry-after": "60" }));
+  const { broker, events, errors, received } = await tools(t, busy);
+  await broker.start(OWNER, () => textResult("done"));
+  await until(() => events.length === 1);
+  await broker.close();
+  const ids = received.map(({ headers }) => headers["webhook-id"]).filter(Boolean);
+  assert.equal(ids.length, 2);
+  assert.equal(ids[0], ids[1]);
+  assert.deepEqual(errors, []);
+});
+
 test("an outcome is reported, however long the broker is away", { timeout: 10_000 }, async (t) => {
-  const fates = [drop, refuse(503, {}), page(404), page(200), page(401), () => state()];
-  const away = (...call: Parameters<Answer>) => fates.shift()!(...call);
-  const { broker, events, errors, received } = await tools(t, away, { attempts: 1 });
+  const away = inTurn(drop, refuse(503, {}), page(404), page(200), page(401));
+  const { broker, events, errors, received } = await tools(t, away, { attempts: 2 });
   await broker.start(OWNER, () => textResult("done"));
   await until(() => events.length === 6);
-  await broker.close();
   const reports = received.filter(({ url }) => url.startsWith("/v1/webhooks/"));
   assert.equal(new Set(reports.map(({ headers }) => headers["webhook-id"])).size, 1);
   assert.equal(new Set(reports.map(({ body }) => body)).size, 1);
-  assert.deepEqual(errors.map(nameOf), Array(5).fill("Unreachable"));
+  assert.deepEqual(errors.map(nameOf), ["Unreachable", "Unreachable"]);
 });
 
 for (const status of [401, 403]) {
   test(`an outcome outlives a ${status}, which may pass`, { timeout: 10_000 }, async (t) => {
-    const fates = [refuse(status, {}), () => state()];
-    const locked = (...call: Parameters<Answer>) => fates.shift()!(...call);
-    const { broker, events, errors } = await tools(t, locked);
+    const { broker, events, errors } = await tools(t, inTurn(refuse(status, {})));
     await broker.start(OWNER, () => textResult("done"));
     await until(() => errors.length === 1);
     await broker.close(); // which does not wait out the long pause
@@ -207,9 +227,7 @@ for (const status of [401, 403]) {
 }
 
 test("a page that is not the broker's does not stop the work", { timeout: 10_000 }, async (t) => {
-  const beats = [page(404), page(410)];
-  const event = (...call: Parameters<Answer>) => (beats.shift() ?? (() => state()))(...call);
-  const { broker, events } = await tools(t, event, { heartbeatMs: 3_600_000 });
+  const { broker, events } = await tools(t, inTurn(page(404), page(410)));
   const work = async ({ signal }: Task) => {
     await until(() => events.length >= 3);
     signal.throwIfAborted();
@@ -230,9 +248,7 @@ test("an outcome that is no JSON fails the task", { timeout: 10_000 }, async (t)
 });
 
 test("progress that gets lost does not end the work", { timeout: 10_000 }, async (t) => {
-  const fates = [drop, () => state()];
-  const lossy = (...call: Parameters<Answer>) => fates.shift()!(...call);
-  const { broker, events, errors } = await tools(t, lossy, { attempts: 1 });
+  const { broker, events, errors } = await tools(t, inTurn(drop), { attempts: 1 });
   await broker.start(OWNER, async (task) => {
     await task.progress("half way");
     return textResult("done");
@@ -262,9 +278,7 @@ test("a question is not answered by what every object has", { timeout: 10_000 },
 
 test("whoever waits for a broker that is away can be stopped", { timeout: 10_000 }, async (t) => {
   const away = refuse(503, {}, { "retry-after": "60" });
-  const fates = [away, () => state()];
-  const busy = (...call: Parameters<Answer>) => fates.shift()!(...call);
-  const { broker, events } = await tools(t, busy);
+  const { broker, events } = await tools(t, inTurn(away));
   await broker.start(OWNER, async (task) => {
     await task.progress("half way");
     return textResult("done");
