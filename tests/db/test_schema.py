@@ -166,11 +166,12 @@ async def test_a_write_finds_its_rows_by_key(filled: Driver) -> None:
 
 
 async def test_the_listing_uses_its_indexes(filled: Driver) -> None:
-    for status, expected in (
-        (None, "tasks_backend_id_task_ref_idx"),
-        (Status.WORKING, "tasks_live_idx"),
+    now = utc_now()
+    for wanted, expected in (
+        (tasks.Filter(now, backend_id=1), "tasks_backend_id_task_ref_idx"),
+        (tasks.Filter(now, backend_id=1, status=Status.WORKING), "tasks_live_idx"),
+        (tasks.Filter(now, owner=(bytes(32), b"x" * 32)), "tasks_owner_task_ref_idx"),
     ):
-        wanted = tasks.Filter(utc_now(), backend_id=1, status=status)
         statement = tasks.listing(wanted).compile(
             dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]
             compile_kwargs={"literal_binds": True},
