@@ -170,7 +170,7 @@ async def test_the_listing_uses_its_indexes(filled: Driver) -> None:
     for wanted, expected in (
         (tasks.Filter(now, backend_id=1), "tasks_backend_id_task_ref_idx"),
         (tasks.Filter(now, backend_id=1, status=Status.WORKING), "tasks_live_idx"),
-        (tasks.Filter(now, owner=(bytes(32), b"x" * 32)), "tasks_owner_task_ref_idx"),
+        (tasks.Filter(now, owner=(b"o" * 32, b"x" * 32)), "tasks_owner_task_ref_idx"),
     ):
         statement = tasks.listing(wanted).compile(
             dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]
