@@ -10,6 +10,8 @@ from tests.support.processes import running_broker
 from tests.support.secrecy import new_token
 from tests.support.service import McpClient
 
+pytestmark = pytest.mark.slow  # starts a broker for each case
+
 HEADERS = {"content-type": "application/json", "mcp-protocol-version": "2025-11-25"}
 
 

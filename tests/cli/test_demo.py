@@ -33,7 +33,7 @@ def tool_server_of(broker: BrokerProcess) -> int:
     return int(found)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_demo_tools_are_behind_the_gateway_from_the_first_request(workers: int) -> None:
     with running_broker("demo", workers=workers, demo=True) as broker:
         answer = ask(broker, "tools/call", name="greet", arguments={"name": "newcomer"})
@@ -50,6 +50,7 @@ def _status(broker: BrokerProcess, task_id: str) -> str:
     return status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
     with running_broker("demo-end", demo=True) as broker:
@@ -59,6 +60,7 @@ def test_the_demo_ends_with_the_broker(how: signal.Signals) -> None:
         until(lambda: gone(tools))
 
 
+@pytest.mark.slow
 def test_the_demo_is_started_again_when_it_dies() -> None:
     with running_broker("demo-dies", demo=True) as broker:
         tools = tool_server_of(broker)
@@ -70,6 +72,7 @@ def test_the_demo_is_started_again_when_it_dies() -> None:
         assert tool_server_of(broker) != tools
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_the_demo_did_when_it_was_stopped_is_known_afterwards(workers: int) -> None:
     """The tool server ends first, and reports; the broker keeps the task."""
@@ -105,6 +108,7 @@ def test_a_stream_ends_cleanly_when_the_broker_does() -> None:
         assert broker.process.wait(60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["https://real.example/mcp", ""])
 async def test_a_backend_of_an_operator_is_not_taken_for_the_demo(url: str) -> None:
     with folder_for_all() as folder:
