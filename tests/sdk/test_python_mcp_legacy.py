@@ -29,6 +29,19 @@ class Client:
         self._broker = service.http
         self._headers = {**HEADERS, "authorization": f"Bearer {new_token()}"}
 
+    async def initialize(self, version: str, **capabilities: Any) -> None:
+        """Opens a session, in which a tool server remembers what the client is capable of."""
+        params = {
+            "protocolVersion": version,
+            "capabilities": capabilities,
+            "clientInfo": {"name": "tests", "version": "1"},
+        }
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+        self._headers["mcp-protocol-version"] = version
+        response = await self._tools.post("/mcp", json=message, headers=self._headers)
+        assert response.json()["result"]["protocolVersion"] == version
+        self._headers["mcp-session-id"] = response.headers["mcp-session-id"]
+
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         if method.startswith("tasks/"):
@@ -73,8 +86,10 @@ def server_with(durable: DurableTools, **options: Any) -> MCPServer[Any]:
 
 
 @asynccontextmanager
-async def calling(server: MCPServer[Any], service: Service) -> AsyncIterator[Client]:
-    app = server.streamable_http_app(stateless_http=True, json_response=True)
+async def calling(
+    server: MCPServer[Any], service: Service, *, stateless: bool = True
+) -> AsyncIterator[Client]:
+    app = server.streamable_http_app(stateless_http=stateless, json_response=True)
     async with (
         lifespan(app),
         httpx.AsyncClient(
@@ -131,3 +146,14 @@ async def test_without_the_middleware_nothing_that_needs_a_task_runs(service: Se
     async with calling(server_with(durable), service) as client:
         assert (await client.call("fail"))["error"]["code"] == -32021
         assert "result" in await client.call("resize")
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18"])
+async def test_a_client_that_knows_tasks_of_a_later_version_is_kept_waiting(
+    service: Service, version: str
+) -> None:
+    durable = durable_tools(service, await service.tool_server())
+    server = server_with(durable, middleware=[durable.middleware])
+    async with calling(server, service, stateless=False) as client:
+        await client.initialize(version, extensions={durable.identifier: {}})
+        assert (await client.call("resize"))["result"]["content"][0]["text"] == "resized"

@@ -42,6 +42,7 @@ from taskbroker_sdk import (
 from taskbroker_sdk._handle import running
 
 LEGACY = "2025-11-25"
+MODERN = "2026-07-28"  # versions are dates, so they compare as strings
 _judged: ContextVar[bool] = ContextVar("judged", default=False)
 """Whether `middleware` has decided about the call that is being handled."""
 
@@ -188,6 +189,8 @@ class DurableTools(Extension):
         return await self._broker.start(owner, work, **terms)
 
     def _known_to_client(self, ctx: ServerRequestContext[Any, Any]) -> bool:
+        if ctx.protocol_version < MODERN:  # it may know the extension, but not in this session
+            return False
         capabilities = ctx.session.client_capabilities
         return capabilities is not None and self.identifier in (capabilities.extensions or {})
 
