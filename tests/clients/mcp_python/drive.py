@@ -143,11 +143,7 @@ class Driver:
         return await self.resume(await self._start(tool, arguments))
 
     async def cancel(self, tool: str, arguments: Json) -> Json:
-        task = await self._start(tool, arguments)
-        await cancel(self._client.session, task)
-        outcome = await self.resume(task)
-        await cancel(self._client.session, task)
-        return outcome
+        return await self.withdraw(await self._start(tool, arguments))
 
     async def leave(self, tool: str, arguments: Json, file: str) -> Json:
         task = await self._start(tool, arguments)
@@ -159,6 +155,12 @@ class Driver:
         if end.result is not None:
             return {"status": end.status, **said(end.result)}
         return {"status": end.status, "error": end.error}
+
+    async def withdraw(self, task: str) -> Json:
+        await cancel(self._client.session, task)
+        outcome = await self.resume(task)
+        await cancel(self._client.session, task)
+        return outcome
 
     async def probe(self, task: str) -> Json:
         session = self._client.session
