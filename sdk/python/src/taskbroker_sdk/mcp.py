@@ -162,7 +162,7 @@ class DurableTools(Extension):
         if mark.required:
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
-                f"{params.name} needs a client with the extension {self.identifier}",
+                f"{params.name} needs MCP {MODERN} with the extension {self.identifier}",
                 {"requiredCapabilities": {"extensions": {self.identifier: {}}}},
             )
         return await _unless_cancelled(call_next(ctx))
