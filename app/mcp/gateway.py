@@ -182,7 +182,7 @@ class Gateway:
         if not isinstance(message, jsonrpc.Notification):
             return False
         withdrawn = withdrawn_request(message)
-        return withdrawn is not None and self._holding.withdraw(caller.owner[0], withdrawn)
+        return withdrawn is not None and self._holding.holds(caller.owner[0], withdrawn)
 
     def _came_from_here(self, headers: Headers) -> bool:
         return self._pseudonym in headers.get(b"via", b"")

@@ -52,12 +52,15 @@ class Holding:
         for held in self._open:
             held.over.set()
 
-    def withdraw(self, owner: bytes, rpc_id: bytes) -> bool:
-        """Ends what this owner asked with this id. Whether there was something."""
-        found = [one for one in self._open if (one.owner, one.rpc_id) == (owner, rpc_id)]
-        for held in found:
-            held.over.set()
-        return bool(found)
+    def holds(self, owner: bytes, rpc_id: bytes) -> bool:
+        """Whether an answer to what this owner asked with this id is still to come."""
+        return any((one.owner, one.rpc_id) == (owner, rpc_id) for one in self._open)
+
+    def withdraw(self, owner: bytes, rpc_id: bytes) -> None:
+        """Ends what this owner asked with this id."""
+        for held in self._open:
+            if (held.owner, held.rpc_id) == (owner, rpc_id):
+                held.over.set()
 
     async def give(self, held: Held, send: Send) -> None:
         self._open.add(held)
