@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from app.broker.context import Broker, Caller
 from app.broker.read import own_ref, own_task
-from app.db.decisions import Change, Decide
-from app.domain import tasks
-from app.domain.tasks import JsonText, Task
+from app.db.decisions import Change, Decide, Stored
+from app.domain import signals, tasks
+from app.domain.tasks import JsonText
 
 
 async def answer(
@@ -17,12 +17,13 @@ async def answer(
     Raises NotFound or Expired.
     """
 
-    def decision(task: Task | None, _seen: bool) -> tuple[None, Change | None]:
+    def decision(stored: Stored) -> tuple[None, Change | None]:
         now = broker.clock()
-        task = own_task(task, caller, now)
+        task = own_task(stored.task, caller, now)
         after = tasks.answer(task, responses, now)
         if after is task:
             return None, None
-        return None, Change(task, after, "answer", "owner", now)
+        signal = signals.input_received(task, after, now)
+        return None, Change(task, after, "answer", "owner", now, signal=signal)
 
     await broker.db.decide(Decide(own_ref(broker, task_id, caller), decision))

@@ -1,11 +1,11 @@
 """Follow: an owner waits for a task to change."""
 
-import asyncio
 import random
 from collections.abc import AsyncGenerator
 
 from app.broker.context import Broker, Caller
 from app.broker.read import own_ref, own_task
+from app.db.changes import changed
 from app.domain.tasks import Task
 from app.errors import StorageUnavailable
 
@@ -20,7 +20,7 @@ async def follow(broker: Broker, task_id: str, caller: Caller) -> AsyncGenerator
     Expired, also when the time of the task ends meanwhile.
     """
     ref = own_ref(broker, task_id, caller)
-    with broker.db.changes.watching(ref) as changed:
+    with broker.db.changes.watching(ref) as change:
         task = own_task(await broker.db.read(ref), caller, broker.clock())
         while True:
             yield task
@@ -29,18 +29,13 @@ async def follow(broker: Broker, task_id: str, caller: Caller) -> AsyncGenerator
                 return
             seen = task
             while task == seen:
-                await _changed(changed)
+                await changed(change, slow_look())
                 try:
                     task = own_task(await broker.db.read(ref), caller, broker.clock())
                 except StorageUnavailable:
                     continue
 
 
-async def _changed(event: asyncio.Event) -> None:
-    seconds = LOOK_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
-    event.clear()
+def slow_look() -> float:
+    """Seconds until one who waits looks without having been woken."""
+    return LOOK_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311 - no secret

@@ -7,7 +7,7 @@ from uuid import UUID
 from app.broker.context import Broker
 from app.broker.read import unexpired
 from app.db import tasks as stored
-from app.db.decisions import Change, Decide
+from app.db.decisions import Change, Decide, Stored
 from app.domain import events
 from app.domain.backends import Backend
 from app.domain.events import Report, Verdict
@@ -40,6 +40,8 @@ class Reported:
     verdict: Verdict
     task: Task
     """The task as it stands now, with every answer of its client."""
+    newest_signal: int | None = None
+    """The newest signal whose news are in this; `None` if the backend has all of them."""
 
 
 async def report(broker: Broker, backend: Backend, event: Event) -> Reported:
@@ -52,17 +54,18 @@ async def report(broker: Broker, backend: Backend, event: Event) -> Reported:
     ref = await _locate(broker, backend, event.name)
     lifetimes = broker.policy.lifetimes_for(backend)
 
-    def decision(task: Task | None, seen: bool) -> tuple[Reported, Change | None]:
+    def decision(stored: Stored) -> tuple[Reported, Change | None]:
         now = broker.clock()
-        task = unexpired(_own(broker, backend, event.name, task), now)
-        verdict = events.judge(task, event.report, event.sent_at, seen)
+        task = unexpired(_own(broker, backend, event.name, stored.task), now)
+        verdict = events.judge(task, event.report, event.sent_at, stored.seen)
         if verdict is not Verdict.APPLIED:
-            return Reported(verdict, task), None
+            return Reported(verdict, task, stored.newest_signal), None
         after = events.apply(
             task, event.report, event.sent_at, now, lifetimes, broker.policy.cancel_grace_ms
         )
         what = "progress" if after.status is task.status and not event.report.outcome else "report"
-        return Reported(verdict, after), Change(task, after, what, "backend", now, event.webhook_id)
+        change = Change(task, after, what, "backend", now, event.webhook_id)
+        return Reported(verdict, after, stored.newest_signal), change
 
     return await broker.db.decide(Decide(ref, decision, event.webhook_id))
 

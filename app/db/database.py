@@ -7,11 +7,12 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection as Connection
 
-from app.db import tasks
+from app.db import signals, tasks
 from app.db.changes import Changes
-from app.db.decisions import Answer, Decide, decide
+from app.db.decisions import Answer, Change, Decide, decide
 from app.db.engine import Driver, close, connect, create_engine, transaction
 from app.db.grouping import Grouping
+from app.db.signals import Attempt, Outstanding
 from app.domain.tasks import Task
 from app.errors import BrokerError
 
@@ -28,7 +29,10 @@ class Database:
     def __init__(self, database_url: str) -> None:
         self._url = database_url
         self._engine = create_engine(database_url)
-        self.changes = Changes()
+        self.changes: Changes[UUID] = Changes()
+        """Of tasks, by their references."""
+        self.news: Changes[int] = Changes()
+        """New signals, by the backends that they are for."""
         self._reads: Grouping[UUID, Task | None] = Grouping(
             self.connect, tasks.read, connections=READ_CONNECTIONS, largest=256
         )
@@ -41,6 +45,12 @@ class Database:
             connections=WRITE_CONNECTIONS,
             largest=64,
             key=lambda call: call.ref,
+        )
+        self._outstanding: Grouping[int, list[Outstanding]] = Grouping(
+            self.connect, signals.outstanding, connections=1, largest=64
+        )
+        self._attempts: Grouping[Attempt, bool] = Grouping(
+            self.connect, signals.record, connections=1, largest=64
         )
 
     async def read(self, ref: UUID) -> Task | None:
@@ -59,9 +69,22 @@ class Database:
     async def _decide(
         self, connection: Driver, calls: Sequence[Decide[Any]]
     ) -> list[Any | BrokerError]:
-        answers = await decide(connection, calls)
-        self.changes.tell(call.ref for call in calls)
+        answers, changes = await decide(connection, calls)
+        self.tell(changes)
         return answers
+
+    def tell(self, changes: Sequence[Change]) -> None:
+        """Wakes those who wait for what has been committed."""
+        self.changes.tell(change.after.ref for change in changes)
+        self.news.tell(change.after.backend_id for change in changes if change.signal)
+
+    async def outstanding(self, backend_id: int) -> list[Outstanding]:
+        """The oldest signals that a backend has not got yet."""
+        return await self._outstanding.call(backend_id)
+
+    async def record(self, attempt: Attempt) -> bool:
+        """Notes what became of a signal that was sent; False if somebody else has said it."""
+        return await self._attempts.call(attempt)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
         """One transaction on the pool, for everything that is not hot."""
@@ -81,6 +104,12 @@ class Database:
             await close(connection)
 
     async def close(self) -> None:
-        for grouping in (self._reads, self._creations, self._decisions):
+        for grouping in (
+            self._reads,
+            self._creations,
+            self._decisions,
+            self._outstanding,
+            self._attempts,
+        ):
             await grouping.close()
         await self._engine.dispose()

@@ -29,12 +29,14 @@ from app.db import schema
 from app.db.engine import Driver, UniqueViolation, storage_errors
 from app.db.statements import Statement, arrays_of, columns_of, rows_of
 from app.db.tasks import TASK, to_task
+from app.domain.signals import Signal
 from app.domain.tasks import Task
 from app.errors import BrokerError
 
 T = schema.tasks
 Q = schema.input_requests
 SEEN = schema.events_seen
+SIGNALS = schema.signals
 Answer = TypeVar("Answer")
 
 
@@ -48,11 +50,23 @@ class Change:
     by: str
     at: datetime
     webhook_id: str | None = None
+    signal: Signal | None = None
+    """What its backend must learn of it."""
 
 
-Decision = Callable[[Task | None, bool], tuple[Answer, Change | None]]
-"""Takes the task (`None`: no such task) and whether the webhook-id was applied before; gives the
-caller's answer and the change to write. Raises a BrokerError to refuse."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a decision is made on, locked until it is written."""
+
+    task: Task | None = None
+    seen: bool = False
+    """Whether the webhook-id was applied before."""
+    newest_signal: int | None = None
+    """The newest signal about the task that its backend may not have got yet."""
+
+
+Decision = Callable[[Stored], tuple[Answer, Change | None]]
+"""Gives the caller's answer and the change to write. Raises a BrokerError to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +93,15 @@ _wanted = (
 _seen = exists().where(
     SEEN.c.backend_id == T.c.backend_id, SEEN.c.webhook_id == _wanted.c.webhook_id
 )
+_newest_signal = (
+    select(func.max(SIGNALS.c.id))
+    .where(SIGNALS.c.task_ref == T.c.task_ref, text(f"signals.{schema.PENDING}"))
+    .scalar_subquery()
+)
 READ = Statement(
-    select(*TASK, _seen.label("seen")).join_from(_wanted, T, T.c.task_ref == _wanted.c.ref)
+    select(*TASK, _seen.label("seen"), _newest_signal.label("newest_signal")).join_from(
+        _wanted, T, T.c.task_ref == _wanted.c.ref
+    )
 )
 
 _MUTABLE = columns_of(
@@ -100,6 +121,7 @@ _MUTABLE = columns_of(
     "cancel_due_at",
     "stall_after_ms",
     "stall_due_at",
+    "expired_at",
     "asked",
 )
 _NEW = [T.c.task_ref, *_MUTABLE]
@@ -109,6 +131,7 @@ _HISTORY = columns_of(
 _ASKED = columns_of(Q, "task_ref", "key", "position", "request")
 _CLOSED = columns_of(Q, "task_ref", "key", "response", "superseded")
 _SEEN = [*SEEN.c]
+_SIGNAL = columns_of(SIGNALS, "backend_id", "task_ref", "type", "body", "created_at", "due_at")
 
 
 def _write() -> Statement:
@@ -131,6 +154,7 @@ def _write() -> Statement:
             ("history", schema.task_history, _HISTORY),
             ("asked", Q, _ASKED),
             ("seen", SEEN, _SEEN),
+            ("signal", SIGNALS, _SIGNAL),
         )
     ]
     return Statement(
@@ -144,8 +168,10 @@ WRITE = _write()
 _new_row = attrgetter("ref", *(c.name for c in _MUTABLE))
 
 
-async def decide(connection: Driver, calls: Sequence[Decide[Any]]) -> list[Any | BrokerError]:
-    """Decides each call and commits what changed; a refusal is the answer of its own call only."""
+async def decide(
+    connection: Driver, calls: Sequence[Decide[Any]]
+) -> tuple[list[Any | BrokerError], list[Change]]:
+    """Decides each call and commits what changes; a refusal is the answer of its own call only."""
     try:
         return await _decide(connection, calls)
     except UniqueViolation:
@@ -155,42 +181,48 @@ async def decide(connection: Driver, calls: Sequence[Decide[Any]]) -> list[Any |
         return await _decide(connection, calls)
 
 
-async def _decide(connection: Driver, calls: Sequence[Decide[Any]]) -> list[Any | BrokerError]:
+async def _decide(
+    connection: Driver, calls: Sequence[Decide[Any]]
+) -> tuple[list[Any | BrokerError], list[Change]]:
     with storage_errors():
         async with connection.transaction():
             await LOCK.fetch(connection, refs=sorted(call.ref for call in calls))
             stored = await read_locked(connection, {c.ref: c.webhook_id for c in calls})
-            answers, changes = [], []
+            answers: list[Any | BrokerError] = []
+            changes: list[Change] = []
             for call in calls:
-                answer, change = _decide_one(call, *stored.get(call.ref, (None, False)))
+                answer, change = _decide_one(call, stored.get(call.ref, Stored()))
                 answers.append(answer)
                 changes += [] if change is None else [change]
             if changes:
                 await write(connection, changes)
-    return answers
+    return answers, changes
 
 
-def _decide_one(call: Decide[Any], task: Task | None, seen: bool) -> tuple[Any, Change | None]:
+def _decide_one(call: Decide[Any], stored: Stored) -> tuple[Any, Change | None]:
     try:
-        return call.decision(task, seen)
+        return call.decision(stored)
     except BrokerError as refusal:
         return refusal, None
 
 
-async def read_locked(
-    connection: Driver, wanted: Mapping[UUID, str | None]
-) -> dict[UUID, tuple[Task, bool]]:
-    """Tasks that this transaction has locked, each with whether its webhook-id was applied before.
+async def read_locked(connection: Driver, wanted: Mapping[UUID, str | None]) -> dict[UUID, Stored]:
+    """Tasks that this transaction has locked, by reference; each is wanted for a webhook-id.
 
     A statement of its own after the one that locks, so that it sees what was committed while the
     lock was awaited.
     """
     rows = await READ.fetch(connection, refs=list(wanted.keys()), webhook_ids=list(wanted.values()))
-    return {row["task_ref"]: (to_task(tuple(row)[:-1]), row["seen"]) for row in rows}
+    return {
+        row["task_ref"]: Stored(to_task(tuple(row)[:-2]), row["seen"], row["newest_signal"])
+        for row in rows
+    }
 
 
 async def write(connection: Driver, changes: Sequence[Change]) -> None:
-    """Writes changes of locked, live tasks: the rows, history, questions, answers, webhook-ids."""
+    """Writes changes of locked, live tasks: the rows, history, questions, answers, webhook-ids,
+    signals.
+    """
     history, asked, closed = [], [], []
     for change in changes:
         task, before = change.after, change.before
@@ -214,6 +246,15 @@ async def write(connection: Driver, changes: Sequence[Change]) -> None:
             "seen",
             _SEEN,
             [(c.after.backend_id, c.webhook_id, c.at) for c in changes if c.webhook_id],
+        ),
+        **arrays_of(
+            "signal",
+            _SIGNAL,
+            [
+                (s.backend_id, s.task_ref, s.type, s.body, s.at, s.at)
+                for c in changes
+                if (s := c.signal) is not None
+            ],
         ),
     )
     if row[0] != len(changes):

@@ -51,10 +51,14 @@ backends = Table(
     Column("max_ttl_ms", BigInteger),
     Column("poll_interval_ms", Integer),
     Column("disabled_at", Moment),
+    Column("callback_gone_at", Moment),
     Column("created_at", Moment, nullable=False, server_default=func.now()),
     CheckConstraint("name ~ '^[a-z0-9][a-z0-9-]{0,62}$'", name="name"),
     CheckConstraint("default_ttl_ms >= 1 AND max_ttl_ms >= 1", name="ttl"),
     CheckConstraint("poll_interval_ms >= 1", name="poll_interval"),
+    CheckConstraint(
+        "callback_gone_at IS NULL OR callback_url IS NOT NULL", name="gone_callback_was_there"
+    ),
 )
 
 backend_keys = Table(
@@ -92,6 +96,7 @@ clients = Table(
 )
 
 LIVE = "status IN ('working', 'input_required')"
+EXPIRING = f"expires_at IS NOT NULL AND expired_at IS NULL AND {LIVE}"
 
 tasks = Table(
     "tasks",
@@ -119,6 +124,7 @@ tasks = Table(
     Column("cancel_due_at", Moment),
     Column("stall_after_ms", BigInteger),
     Column("stall_due_at", Moment),
+    Column("expired_at", Moment),
     Column("asked", Boolean, nullable=False, server_default=false()),
     CheckConstraint(
         "status IN ('working', 'input_required', 'completed', 'failed', 'cancelled')",
@@ -135,6 +141,10 @@ tasks = Table(
         "cancel_due_at IS NULL OR cancel_requested_at IS NOT NULL", name="cancel_was_requested"
     ),
     CheckConstraint("(ttl_ms IS NULL) = (expires_at IS NULL)", name="ttl_gives_expiry"),
+    CheckConstraint(
+        "expired_at IS NULL OR (cancel_due_at IS NULL AND stall_due_at IS NULL)",
+        name="expired_waits_for_nothing",
+    ),
     CheckConstraint("ttl_ms >= 1", name="ttl"),
     CheckConstraint("poll_interval_ms >= 1", name="poll_interval"),
     CheckConstraint("stall_after_ms >= 1", name="stall_after"),
@@ -152,6 +162,7 @@ tasks = Table(
     Index(None, "owner", "task_ref"),
     Index("tasks_live_idx", "backend_id", "task_ref", postgresql_where=text(LIVE)),
     Index("tasks_expires_at_idx", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index("tasks_expiring_idx", "expires_at", postgresql_where=text(EXPIRING)),
     Index(
         "tasks_cancel_due_at_idx",
         "cancel_due_at",
@@ -195,4 +206,38 @@ task_history = Table(
     Column("from_status", Text),
     Column("to_status", Text, nullable=False),
     Column("by", Text, nullable=False),
+)
+
+PENDING = "status = 'pending'"
+
+# What backends must learn. A signal outlives its task: a purged one may still have to be told.
+signals = Table(
+    "signals",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("backend_id", ForeignKey(backends.c.id, ondelete="CASCADE"), nullable=False),
+    Column("task_ref", UUID, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("webhook_id", UUID, nullable=False, server_default=func.gen_random_uuid()),
+    Column("body", Text, nullable=False),
+    Column("created_at", Moment, nullable=False, index=True),
+    Column("status", Text, nullable=False, server_default="pending"),
+    # When to send it next. A worker that takes it moves this ahead by its lease.
+    Column("due_at", Moment),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("attempted_at", Moment),
+    Column("outcome", Text),
+    Column("ended_at", Moment),
+    CheckConstraint(
+        "type IN ('task.cancel_requested', 'task.input_received', 'task.expired', 'task.stalled')",
+        name="type",
+    ),
+    CheckConstraint("status IN ('pending', 'delivered', 'seen', 'dead')", name="status"),
+    CheckConstraint(f"({PENDING}) = (due_at IS NOT NULL)", name="pending_is_due"),
+    CheckConstraint(f"({PENDING}) = (ended_at IS NULL)", name="pending_has_no_end"),
+    CheckConstraint("attempts >= 0", name="attempts"),
+    Index("signals_due_idx", "backend_id", "due_at", postgresql_where=text(PENDING)),
+    Index("signals_pending_idx", "backend_id", "id", postgresql_where=text(PENDING)),
+    Index("signals_of_task_idx", "task_ref", "id", postgresql_where=text(PENDING)),
+    Index("signals_dead_idx", "id", postgresql_where=text("status = 'dead'")),
 )

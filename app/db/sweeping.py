@@ -8,9 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
-from sqlalchemy import Column, ColumnElement, Table, bindparam, delete, func, literal_column, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Table,
+    TextClause,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+)
 
 from app.db import schema
 from app.db.decisions import Change, read_locked, write
@@ -21,27 +31,32 @@ from app.domain.tasks import Task
 T = schema.tasks
 
 
-def _due(due_at: Column[Any]) -> Statement:
+def _due(due_at: Column[Any], *conditions: ColumnElement[bool] | TextClause) -> Statement:
     return Statement(
         select(T.c.task_ref)
-        .where(due_at <= bindparam("now", type_=schema.Moment))
+        .where(due_at <= bindparam("now", type_=schema.Moment), *conditions)
         .order_by(due_at)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
     )
 
 
+_last_sign = T.c.stall_due_at - T.c.stall_after_ms * text("interval '1 millisecond'")
+
+EXPIRY_DUE = _due(T.c.expires_at, text(schema.EXPIRING))
 CANCEL_DUE = _due(T.c.cancel_due_at)
-STALL_DUE = _due(T.c.stall_due_at)
+STALL_DUE = _due(T.c.stall_due_at, _last_sign >= bindparam("signs_since", type_=schema.Moment))
 
 
-def _delete_batch(table: Table, moment: Column[Any]) -> Statement:
+def _delete_batch(
+    table: Table, moment: Column[Any], *conditions: ColumnElement[bool] | TextClause
+) -> Statement:
     # By row address: whatever the size of the table, no plan but the direct one is possible.
     address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
     batch = (
         select(address)
         .select_from(table)
-        .where(moment <= bindparam("cutoff", type_=schema.Moment))
+        .where(moment <= bindparam("cutoff", type_=schema.Moment), *conditions)
         .order_by(moment)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
@@ -51,42 +66,52 @@ def _delete_batch(table: Table, moment: Column[Any]) -> Statement:
     return Statement(delete(table).where(doomed).returning(literal_column("1")))
 
 
-PURGE = _delete_batch(schema.tasks, T.c.expires_at)
-FORGET = _delete_batch(schema.events_seen, schema.events_seen.c.seen_at)
+PURGE = _delete_batch(schema.tasks, T.c.expires_at, text(f"NOT ({schema.EXPIRING})"))
+FORGET_EVENTS = _delete_batch(schema.events_seen, schema.events_seen.c.seen_at)
+FORGET_SIGNALS = _delete_batch(schema.signals, schema.signals.c.created_at)
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
-    """A kind of overdue task: how a batch is found and locked, and the move that ends one."""
+class Ended:
+    """A batch of tasks that was taken, and the changes that were made."""
 
-    batch: Statement
-    move: Callable[[Task, datetime], Task]
-    what: str
+    taken: int
+    changes: list[Change]
 
 
 async def end_overdue(
-    connection: Driver, overdue: Overdue, now: datetime, limit: int
-) -> list[UUID]:
-    """Makes the move for a batch of overdue tasks; which ones were taken."""
+    connection: Driver,
+    due: Statement,
+    move: Callable[[Task, datetime], Change | None],
+    now: datetime,
+    limit: int,
+    **more: Any,
+) -> Ended:
+    """Makes the move that is due for a batch of tasks."""
     with storage_errors():
         async with connection.transaction():
-            rows = await overdue.batch.fetch(connection, now=now, limit=limit)
+            rows = await due.fetch(connection, now=now, limit=limit, **more)
             stored = await read_locked(connection, {row[0]: None for row in rows})
-            changes = [
-                Change(before=task, after=moved, what=overdue.what, by="sweeper", at=now)
-                for task, _ in stored.values()
-                if (moved := overdue.move(task, now)) is not task
-            ]
+            tasks = [one.task for one in stored.values() if one.task is not None]
+            changes = [change for task in tasks if (change := move(task, now)) is not None]
             if changes:
                 await write(connection, changes)
-    return [row[0] for row in rows]
+    return Ended(len(rows), changes)
 
 
 async def purge(connection: Driver, cutoff: datetime, limit: int) -> int:
-    """Deletes a batch of tasks, with all that belongs to them, that expired before `cutoff`."""
+    """Deletes a batch of tasks, with all that belongs to them, that expired before `cutoff`.
+
+    Not before their backends can learn of it.
+    """
     return len(await PURGE.fetch(connection, cutoff=cutoff, limit=limit))
 
 
 async def forget_events(connection: Driver, cutoff: datetime, limit: int) -> int:
     """Forgets a batch of webhook-ids that were applied before `cutoff`."""
-    return len(await FORGET.fetch(connection, cutoff=cutoff, limit=limit))
+    return len(await FORGET_EVENTS.fetch(connection, cutoff=cutoff, limit=limit))
+
+
+async def forget_signals(connection: Driver, cutoff: datetime, limit: int) -> int:
+    """Forgets a batch of signals that were caused before `cutoff`, whatever became of them."""
+    return len(await FORGET_SIGNALS.fetch(connection, cutoff=cutoff, limit=limit))

@@ -110,6 +110,8 @@ class Task:
     cancel_due_at: datetime | None
     stall_after_ms: int | None
     stall_due_at: datetime | None
+    expired_at: datetime | None = None
+    """When it was noticed that the time of the live task had run out."""
     asked: bool = False
     inputs: tuple[InputRequest, ...] = ()
 
@@ -268,6 +270,13 @@ def end_unanswered_cancel(task: Task, now: datetime) -> Task:
         return task
     message = json.dumps("Cancelled: the tool server did not answer the request to cancel")
     return replace(cancel(task, now), status_message=message)
+
+
+def expire(task: Task, now: datetime) -> Task:
+    """Ends all waiting for a live task whose time has run out. Its status stays as it was."""
+    if task.status.terminal or task.expired_at is not None or not task.expired(now):
+        return task
+    return replace(task, expired_at=now, cancel_due_at=None, stall_due_at=None)
 
 
 def stall(task: Task, now: datetime) -> Task:

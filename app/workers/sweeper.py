@@ -21,8 +21,9 @@ async def run_sweeper(broker: Broker, metrics: Metrics, interval_ms: int) -> Non
     while True:
         try:
             async with broker.db.own_connection() as connection:
+                back_since = broker.clock()  # who knows for how long nobody could report
                 while not connection.is_closed():
-                    _count(await sweep(broker, connection), metrics)
+                    _count(await sweep(broker, connection, back_since), metrics)
                     await asyncio.sleep(_with_jitter(interval_ms))
         except BrokerError as error:
             log.warning("the sweeper waits for the database", reason=error.detail)

@@ -372,14 +372,17 @@ async def test_the_first_answer_to_a_question_stays(replicas: Replicas) -> None:
 # --- one overdue task, many sweepers -----------------------------------------------------------
 
 
+DAY_MS = 86_400_000
+
+
 async def test_sweepers_at_once_do_no_task_twice(replicas: Replicas, clock: ShiftedClock) -> None:
     tools, client = await replicas[0].tool_server(), replicas[0].client()
 
     async def make(count: int, **members: Any) -> list[CreatedTask]:
         return await asyncio.gather(*(tools.create(client, **members) for _ in range(count)))
 
-    stalling = await make(BATCH + 20, stallAfterMs=10_000)
-    unanswered = await make(100)
+    stalling = await make(BATCH + 20, stallAfterMs=10_000, ttlMs=DAY_MS)
+    unanswered = await make(100, ttlMs=DAY_MS)
     await asyncio.gather(*(client.cancel(task.id) for task in unanswered))
     expiring = await make(100, ttlMs=10_000)
     clock.advance(milliseconds=10_000 + replicas[0].settings.expired_grace_ms)
@@ -388,6 +391,7 @@ async def test_sweepers_at_once_do_no_task_twice(replicas: Replicas, clock: Shif
 
     assert sum(swept.stalled for swept in passes) == len(stalling)
     assert sum(swept.cancelled for swept in passes) == len(unanswered)
+    assert sum(swept.expired for swept in passes) == len(expiring)
     assert sum(swept.purged for swept in passes) == len(expiring)
     for task in stalling + unanswered:
         endings = [e for e in await replicas[0].history(task) if e.to_status in TERMINAL]

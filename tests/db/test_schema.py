@@ -10,7 +10,7 @@ from alembic import command
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from app.db import decisions, migrations, sweeping, tasks
+from app.db import decisions, migrations, schema, signals, sweeping, tasks
 from app.db.engine import Driver, create_engine
 from app.db.statements import Statement
 from app.domain.clock import utc_now
@@ -69,6 +69,10 @@ async def test_migrations_go_down_and_up_again(databases: Databases) -> None:
         ("owner = ''", "tasks_owner_check"),
         ("updated_at = created_at - interval '1 second'", "tasks_times_ascend_check"),
         ("external_id = ''", "tasks_external_id_check"),
+        (
+            "expired_at = now(), stall_due_at = now()",
+            "tasks_expired_waits_for_nothing_check",
+        ),
     ],
 )
 async def test_no_statement_can_store_an_impossible_task(
@@ -108,6 +112,13 @@ async def filled(
     await connection.execute(
         "INSERT INTO events_seen SELECT 1, 'msg-' || n, now() FROM generate_series(1, 50000) n"
     )
+    await connection.execute(
+        "INSERT INTO signals (backend_id, task_ref, type, body, created_at, status, due_at,"
+        " ended_at) SELECT backend_id, task_ref, 'task.expired', '{}', now(),"
+        " CASE WHEN n % 5 = 0 THEN 'pending' ELSE 'delivered' END,"
+        " CASE WHEN n % 5 = 0 THEN now() END, CASE WHEN n % 5 <> 0 THEN now() END"
+        " FROM (SELECT *, row_number() OVER () AS n FROM tasks) numbered"
+    )
     await connection.execute("ANALYZE")
     return connection
 
@@ -143,17 +154,47 @@ async def test_the_hot_statements_use_their_indexes(
         (
             decisions.READ,
             {"refs": refs, "webhook_ids": ["msg-1"] * 50},
-            {"tasks_pkey", "input_requests_pkey", "events_seen_pkey"},
+            {"tasks_pkey", "input_requests_pkey", "events_seen_pkey", "signals_of_task_idx"},
         ),
         (sweeping.CANCEL_DUE, {"now": now, "limit": 500}, {"tasks_cancel_due_at_idx"}),
-        (sweeping.STALL_DUE, {"now": now, "limit": 500}, {"tasks_stall_due_at_idx"}),
+        (sweeping.EXPIRY_DUE, {"now": now, "limit": 500}, {"tasks_expiring_idx"}),
+        (
+            sweeping.STALL_DUE,
+            {"now": now, "limit": 500, "signs_since": now},
+            {"tasks_stall_due_at_idx"},
+        ),
         (sweeping.PURGE, {"cutoff": now, "limit": 500}, {"tasks_expires_at_idx"}),
-        (sweeping.FORGET, {"cutoff": now, "limit": 500}, {"events_seen_seen_at_idx"}),
+        (sweeping.FORGET_EVENTS, {"cutoff": now, "limit": 500}, {"events_seen_seen_at_idx"}),
+        (sweeping.FORGET_SIGNALS, {"cutoff": now, "limit": 500}, {"signals_created_at_idx"}),
+        (signals.OUTSTANDING, {"backends": [1, 2], "limit": 100}, {"signals_pending_idx"}),
+        (
+            signals.RECORD,
+            {name: [] for name in signals.RECORD.names},
+            {"signals_pkey"},
+        ),
     ]
     for statement, given, expected in cases:
         used, scanned = await indexes_used(filled, statement.sql, *arguments_of(statement, **given))
         assert used >= expected, statement.sql
         assert not scanned, statement.sql
+
+
+async def test_a_claim_looks_at_due_signals_only(filled: Driver) -> None:
+    """The backends are few; a claim looks at each of them."""
+    now = utc_now()
+    given: dict[str, Any] = {
+        "now": now,
+        "lease_end": now,
+        "ids": [1],
+        "frees": [2],
+        "free_otherwise": 8,
+        "room": 100,
+    }
+    used, scanned = await indexes_used(
+        filled, signals.CLAIM.sql, *arguments_of(signals.CLAIM, **given)
+    )
+    assert used >= {"signals_due_idx", "signals_of_task_idx"}
+    assert scanned <= {"backends"}
 
 
 async def test_a_write_finds_its_rows_by_key(filled: Driver) -> None:

@@ -1,0 +1,304 @@
+"""The outbox: what backends must learn, from the transaction that caused it to their receipt.
+
+Signals about one task go out in their order: a later one waits for the end of those before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ARRAY, BigInteger, Integer, and_, bindparam, func, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.db import schema
+from app.db.engine import Driver
+from app.db.statements import Statement, arrays_of, columns_of, rows_of
+from app.domain.signals import SignalStatus
+from app.domain.tasks import JsonText
+
+B = schema.backends
+S = schema.signals
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A signal that its backend has not got yet."""
+
+    id: int
+    uuid: UUID
+    body: JsonText
+
+    @property
+    def webhook_id(self) -> str:
+        """The name that it keeps, however often and whichever way it is sent."""
+        return f"msg_{self.uuid.hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Outstanding):
+    """One that a worker has taken, to send it before its lease ends. `attempts` were made before."""
+
+    backend_id: int
+    backend: str
+    url: str
+    task_ref: UUID
+    type: str
+    attempts: int
+    created_at: datetime
+
+
+# --- sending ----------------------------------------------------------------------------------
+
+# A lease is a `due_at` in the future: if nobody records what became of it, it is due again.
+CLAIM = Statement(
+    text(f"""
+    WITH open AS (
+        SELECT b.id, b.name, b.callback_url, coalesce(free.n, :free_otherwise) AS free
+        FROM backends b LEFT JOIN unnest(:ids, :frees) AS free (id, n) ON free.id = b.id
+        WHERE b.callback_url IS NOT NULL AND b.callback_gone_at IS NULL AND b.disabled_at IS NULL
+    ), due AS (
+        SELECT signal.id, open.name, open.callback_url
+        FROM open CROSS JOIN LATERAL (
+            SELECT s.id FROM signals s
+            WHERE s.backend_id = open.id AND s.{schema.PENDING} AND s.due_at <= :now
+                AND NOT EXISTS (
+                    SELECT FROM signals earlier
+                    WHERE earlier.task_ref = s.task_ref AND earlier.id < s.id
+                        AND earlier.{schema.PENDING}
+                )
+            ORDER BY s.due_at, s.id
+            LIMIT open.free
+            FOR UPDATE SKIP LOCKED
+        ) signal
+        ORDER BY random()
+        LIMIT :room
+    )
+    UPDATE signals s SET due_at = :lease_end
+    FROM due WHERE s.id = due.id
+    RETURNING s.id, s.webhook_id, s.body, s.backend_id, due.name, due.callback_url, s.task_ref,
+        s.type, s.attempts, s.created_at
+""").bindparams(  # noqa: S608 - nothing of anybody else's is in it
+        bindparam("ids", type_=ARRAY(Integer)),
+        bindparam("frees", type_=ARRAY(Integer)),
+        bindparam("free_otherwise", type_=Integer),
+        bindparam("room", type_=Integer),
+        bindparam("now", type_=schema.Moment),
+        bindparam("lease_end", type_=schema.Moment),
+    )
+)
+
+
+async def claim(
+    connection: Driver,
+    now: datetime,
+    lease_end: datetime,
+    *,
+    each: int,
+    free: Mapping[int, int],
+    room: int,
+) -> list[Claimed]:
+    """Takes signals that are due: at most `room`, of one backend as many as it has `free`, or
+    `each`.
+    """
+    rows = await CLAIM.fetch(
+        connection,
+        now=now,
+        lease_end=lease_end,
+        ids=list(free.keys()),
+        frees=list(free.values()),
+        free_otherwise=each,
+        room=room,
+    )
+    return [Claimed(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of a claimed signal. While it is pending, `due_at` says when to try again."""
+
+    id: int
+    attempts: int
+    attempted_at: datetime
+    outcome: str
+    status: SignalStatus
+    due_at: datetime | None
+    ended_at: datetime | None
+
+
+_ATTEMPT = columns_of(
+    S, "id", "attempts", "attempted_at", "outcome", "status", "due_at", "ended_at"
+)
+
+
+def _record() -> Statement:
+    made = rows_of("made", _ATTEMPT)
+    # A delivery counts in any case. A failure does only if nobody has taken the signal over.
+    counts = or_(made.c.status == SignalStatus.DELIVERED, S.c.attempts == made.c.attempts - 1)
+    return Statement(
+        update(S)
+        .values({c.name: made.c[c.name] for c in _ATTEMPT if c.name != "id"})
+        .where(S.c.id == made.c.id, S.c.status == SignalStatus.PENDING, counts)
+        .returning(S.c.id)
+    )
+
+
+RECORD = _record()
+
+
+async def record(connection: Driver, attempts: Sequence[Attempt]) -> list[bool]:
+    """Notes what became of attempts. False where somebody else has said it already."""
+    rows = await RECORD.fetch(
+        connection,
+        **arrays_of(
+            "made", _ATTEMPT, [tuple(getattr(one, c.name) for c in _ATTEMPT) for one in attempts]
+        ),
+    )
+    noted = {row[0] for row in rows}
+    return [one.id in noted for one in attempts]
+
+
+RELEASE = Statement(
+    update(S)
+    .values(due_at=bindparam("now", type_=schema.Moment))
+    .where(
+        S.c.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))),
+        S.c.status == SignalStatus.PENDING,
+    )
+)
+
+
+async def release(connection: Driver, ids: Sequence[int], now: datetime) -> None:
+    """Gives claimed signals back."""
+    await RELEASE.fetch(connection, ids=ids, now=now)
+
+
+# --- what a backend has got otherwise ---------------------------------------------------------
+
+OUTSTANDING = Statement(
+    text(f"""
+    SELECT wanted.id AS backend_id, s.id, s.webhook_id, s.body
+    FROM (SELECT DISTINCT unnest(:backends) AS id) wanted CROSS JOIN LATERAL (
+        SELECT s.id, s.webhook_id, s.body FROM signals s
+        WHERE s.backend_id = wanted.id AND s.{schema.PENDING} ORDER BY s.id LIMIT :limit
+    ) s
+    ORDER BY s.id
+""").bindparams(  # noqa: S608 - nothing of anybody else's is in it
+        bindparam("backends", type_=ARRAY(Integer)), bindparam("limit", type_=Integer)
+    )
+)
+LARGEST_BATCH = 100
+
+
+async def outstanding(connection: Driver, backend_ids: Sequence[int]) -> list[list[Outstanding]]:
+    """For each of these backends its oldest outstanding signals, in their order."""
+    rows = await OUTSTANDING.fetch(connection, backends=list(backend_ids), limit=LARGEST_BATCH)
+    found: dict[int, list[Outstanding]] = {id_: [] for id_ in backend_ids}
+    for backend_id, *signal in rows:
+        found[backend_id].append(Outstanding(*signal))
+    return [found[id_] for id_ in backend_ids]
+
+
+async def acknowledge(
+    connection: AsyncConnection, backend_id: int, ids: Sequence[int], now: datetime
+) -> None:
+    """Ends signals that the backend has fetched."""
+    await connection.execute(_seen(now).where(S.c.backend_id == backend_id, S.c.id.in_(ids)))
+
+
+async def settle(connection: AsyncConnection, task_ref: UUID, newest: int, now: datetime) -> None:
+    """Ends the signals about a task up to `newest`: their backend knows what they say."""
+    await connection.execute(_seen(now).where(S.c.task_ref == task_ref, S.c.id <= newest))
+
+
+def _seen(now: datetime) -> Any:
+    return (
+        update(S)
+        .where(text(schema.PENDING))
+        .values(status=SignalStatus.SEEN, ended_at=now, due_at=None)
+    )
+
+
+# --- for the operator -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A signal as the operator sees it; never its body."""
+
+    id: int
+    backend: str
+    task_ref: UUID
+    type: str
+    status: SignalStatus
+    created_at: datetime
+    attempts: int
+    attempted_at: datetime | None
+    outcome: str | None
+    due_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFilter:
+    backend_id: int | None = None
+    status: SignalStatus | None = None
+    task_ref: UUID | None = None
+    limit: int = 50
+
+
+_LISTED = columns_of(
+    S, "task_ref", "type", "status", "created_at", "attempts", "attempted_at", "outcome",
+    "due_at", "ended_at",
+)  # fmt: skip
+
+
+async def listing(connection: AsyncConnection, wanted: DeliveryFilter) -> list[Delivery]:
+    """Signals, newest first."""
+    given = {
+        S.c.backend_id: wanted.backend_id,
+        S.c.status: wanted.status,
+        S.c.task_ref: wanted.task_ref,
+    }
+    statement = (
+        select(S.c.id, B.c.name, *_LISTED)
+        .join(B)
+        .where(
+            and_(True, *(column == value for column, value in given.items() if value is not None))
+        )
+        .order_by(S.c.id.desc())
+        .limit(wanted.limit)
+    )
+    return [Delivery(*row) for row in await connection.execute(statement)]
+
+
+async def send_again(
+    connection: AsyncConnection, now: datetime, *, ids: Sequence[int] | None, backend_id: int | None
+) -> list[int]:
+    """Lets signals be sent as if they were new: these, or all dead ones of a backend; which ones.
+
+    Raises nothing for those that are still on their way: they are left alone.
+    """
+    ended = (
+        S.c.status != SignalStatus.PENDING if ids is not None else S.c.status == SignalStatus.DEAD
+    )
+    statement = (
+        update(S)
+        .where(ended)
+        .values(status=SignalStatus.PENDING, due_at=now, ended_at=None, attempts=0)
+        .returning(S.c.id)
+    )
+    if ids is not None:
+        statement = statement.where(S.c.id.in_(ids))
+    if backend_id is not None:
+        statement = statement.where(S.c.backend_id == backend_id)
+    return sorted(await connection.scalars(statement))
+
+
+async def count_by_status(connection: AsyncConnection, status: SignalStatus) -> dict[str, int]:
+    """How many signals have this status, by the name of their backend."""
+    rows = await connection.execute(
+        select(B.c.name, func.count()).join(S).where(S.c.status == status).group_by(B.c.name)
+    )
+    return {name: count for name, count in rows}
