@@ -203,6 +203,19 @@ async def client_gone(receive: Receive) -> None:
         pass
 
 
+async def still_connected(receive: Receive) -> bool:
+    """Whether a client whose body has been read has not closed the connection by now.
+
+    To be asked before the answer is sent.
+    """
+    gone = asyncio.ensure_future(client_gone(receive))
+    await asyncio.sleep(0)  # if it has, the server says so at once
+    connected = not gone.done()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    return connected
+
+
 async def while_connected(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
     """Works for a client; when it is gone the work is cancelled, and ClientGone is raised."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone)

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -19,6 +20,7 @@ from app.auth.cursors import Cursors
 from app.auth.handles import Handles
 from app.auth.keys import SecretBox
 from app.auth.senders import Senders
+from app.auth.signers import Signers
 from app.backends import documentation, rest
 from app.backends.owners import Owners
 from app.backends.problems import document, problem
@@ -45,6 +47,8 @@ from app.mcp.upstreams import Upstreams
 from app.settings import Settings
 from app.signals import when_ended
 from app.telemetry import Metrics
+from app.workers.callbacks import Callbacks
+from app.workers.delivery import DeliveryWorker
 from app.workers.sweeper import run_sweeper
 
 log = structlog.get_logger(__name__)
@@ -78,7 +82,7 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     The two hot endpoints are plain ASGI callables beside FastAPI, which serves the rest.
     """
     broker = create_broker(settings, clock)
-    metrics = Metrics(CollectorRegistry(), waiters=lambda: len(broker.db.changes))
+    metrics = Metrics(CollectorRegistry(), waiters=lambda: broker.db.waiters)
     callers = Callers(broker.db)
     senders = Senders(broker.db, SecretBox(settings.keys), clock)
     handles = Handles(settings.keys, clock)
@@ -115,15 +119,27 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         max_body_bytes=settings.max_body_bytes,
     )
     webhook = WebhookEndpoint(broker, senders, metrics, max_body_bytes=settings.max_body_bytes)
+    callbacks = Callbacks(private_allowed=settings.allow_private_callbacks)
+    deliveries = DeliveryWorker(
+        broker, Signers(broker.db, SecretBox(settings.keys), clock), callbacks, metrics
+    )
+    ending = asyncio.Event()
 
     def drain() -> None:
+        ending.set()
         holding.drain()
         relay.drain()
 
-    api = _create_api(settings, broker, drain, upstreams, metrics)
+    workers = {
+        "sweeper": lambda: run_sweeper(broker, metrics, settings.sweep_interval_ms),
+        "deliveries": deliveries.run,
+    }
+    api = _create_api(broker, workers, drain, (deliveries.close, upstreams.close), metrics)
     owners = Owners(callers, handles)
     api.include_router(
-        rest.router(broker, owners, senders, metrics, max_body_bytes=settings.max_body_bytes)
+        rest.router(
+            broker, owners, senders, metrics, ending, max_body_bytes=settings.max_body_bytes
+        )
     )
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,22 +186,23 @@ def _logged(application: Application) -> Application:
 
 
 def _create_api(
-    settings: Settings,
     broker: Broker,
+    workers: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
     drain: Callable[[], None],
-    upstreams: Upstreams,
+    close: Sequence[Callable[[], Awaitable[None]]],
     metrics: Metrics,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await _look_at_schema(broker)
-        sweeper = asyncio.create_task(run_sweeper(broker, metrics, settings.sweep_interval_ms))
+        working = [asyncio.create_task(run(), name=name) for name, run in workers.items()]
         with when_ended(drain):
             yield
-        sweeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sweeper
-        await upstreams.close()
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        for close_one in close:
+            await close_one()
         await broker.db.close()
 
     api = FastAPI(

@@ -37,7 +37,7 @@ LIBPQ_ONLY = frozenset(
 )  # fmt: skip
 """Parameters of a database URL that libpq has and our driver would take for server settings."""
 
-WITHOUT_EFFECT = ("RATE_LIMIT_ENABLED", "ALLOW_PRIVATE_CALLBACKS", "ADMIN_TOKEN", "PUBLIC_URL")
+WITHOUT_EFFECT = ("RATE_LIMIT_ENABLED", "ADMIN_TOKEN", "PUBLIC_URL")
 """Settings of features to come that do no harm: accepted, and named in the start-up log."""
 
 
@@ -76,6 +76,8 @@ class Settings(BaseSettings):
     expired_grace_ms: Annotated[int, Field(ge=0, le=_HUNDRED_YEARS_MS)] = 3_600_000
     cancel_grace_ms: Milliseconds = 30_000
     sweep_interval_ms: Annotated[int, Field(ge=10, le=86_400_000)] = 1_000
+
+    allow_private_callbacks: bool = False
 
     gateway_timeout_ms: Milliseconds = 300_000
     gateway_max_answer_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024

@@ -148,7 +148,9 @@ class Metrics:
     ) -> None:
         self.registry = registry
         Gauge(
-            "taskbroker_waiters", "Requests that wait for a task to change", registry=registry
+            "taskbroker_waiters",
+            "Requests that wait for a task to change, or for signals",
+            registry=registry,
         ).set_function(waiters)
         self.mcp = McpRequests()
         registry.register(self.mcp)
@@ -174,6 +176,19 @@ class Metrics:
             "Events of tool servers by outcome (a verdict, or the HTTP status of a refusal)",
             ["outcome"],
             registry=registry,
+        )
+        self.deliveries = Counter(
+            "taskbroker_deliveries",
+            "Signals sent to callbacks, by what became of each attempt",
+            ["backend", "outcome"],
+            registry=registry,
+        )
+        self.delivery_seconds = Histogram(
+            "taskbroker_delivery_seconds",
+            "Time from a signal's cause to its receipt by the callback",
+            ["backend"],
+            registry=registry,
+            buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600, 3600, 36_000),
         )
         self.created = Counter("taskbroker_tasks_created", "Tasks created", registry=registry)
         self.swept = Counter(

@@ -37,6 +37,24 @@ async def test_a_wait_for_a_result_ends_with_an_answer(workers: int, accept: str
         assert broker.process.wait(60) == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_wait_for_signals_ends_with_none(workers: int) -> None:
+    with running_broker("draining", workers=workers) as broker:
+        async with (
+            broker.tool_server("tools") as tools,
+            httpx.AsyncClient(base_url=broker.url, timeout=60) as http,
+        ):
+            waiting = asyncio.create_task(
+                http.get("/v1/signals", params={"wait": 60}, headers=tools.authorization)
+            )
+            while not waiting.done() and not await _waits(http):
+                pass
+            broker.process.send_signal(signal.SIGTERM)
+            answer = await waiting
+        assert answer.json() == {"signals": [], "cursor": "0"}
+        assert broker.process.wait(60) == 0
+
+
 async def _waits(http: httpx.AsyncClient) -> bool:
     """Whether the worker that answers has somebody waiting."""
     async with httpx.AsyncClient(base_url=http.base_url) as another:

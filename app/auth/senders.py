@@ -1,18 +1,15 @@
 """Tool servers: by API key, or by the signature of a webhook."""
 
-import structlog
-
 from app.auth.callers import bearer_token
-from app.auth.keys import SecretBox, Undecryptable, key_hash
+from app.auth.keys import SecretBox, key_hash
 from app.auth.remembered import Remembered
+from app.auth.signers import open_all
 from app.db import backends
 from app.db.database import Database
 from app.domain import signing
 from app.domain.backends import Backend
 from app.domain.clock import Clock
 from app.errors import Forbidden, Unauthenticated
-
-log = structlog.get_logger(__name__)
 
 _NO_SIGNATURE = (
     "Sign the body as Standard Webhooks says (webhook-id, webhook-timestamp, webhook-signature "
@@ -65,13 +62,7 @@ class Senders:
             if backend is None:
                 return None
             closed = await backends.secrets_of(connection, backend.id, self._clock())
-        secrets = []
-        for ciphertext in closed:
-            try:
-                secrets.append(self._box.open(ciphertext))
-            except Undecryptable:
-                log.error("webhook secret cannot be decrypted", backend=name)  # noqa: TRY400 - no trace
-        return backend, secrets
+        return backend, open_all(self._box, closed, backend=name)
 
 
 def _enabled(backend: Backend) -> Backend:

@@ -9,6 +9,7 @@ from app.backends.inputs import (
     MAX_STALL_MS,
     MAX_TEXT,
 )
+from app.domain.signals import SignalType
 from app.domain.tasks import Status
 
 Schema = dict[str, Any]
@@ -131,6 +132,40 @@ _PAGE: Schema = {
         "nextCursor": {"type": "string"},
     },
 }
+_SIGNAL: Schema = {
+    "type": "object",
+    "required": ["webhookId", "type", "timestamp", "data"],
+    "properties": {
+        "webhookId": {"type": "string", "description": "The same, however often it comes"},
+        "type": {"type": "string", "enum": [kind.value for kind in SignalType]},
+        "timestamp": _MOMENT,
+        "data": {
+            "type": "object",
+            "required": ["taskRef", "status"],
+            "properties": {
+                "taskRef": {"type": "string", "format": "uuid"},
+                "externalId": {"type": "string"},
+                "status": STATUS,
+                "inputResponses": {
+                    "type": "object",
+                    "additionalProperties": {"type": "object"},
+                    "description": "With task.input_received: the answers that have come.",
+                },
+            },
+        },
+    },
+}
+_NEWS: Schema = {
+    "type": "object",
+    "required": ["signals", "cursor"],
+    "properties": {
+        "signals": {"type": "array", "items": _SIGNAL},
+        "cursor": {
+            "type": "string",
+            "description": "As `after` of the next request it acknowledges these signals.",
+        },
+    },
+}
 _PROBLEM: Schema = {
     "type": "object",
     "required": ["type", "title", "status", "detail"],
@@ -228,6 +263,14 @@ LIST: dict[str, Any] = {
     "summary": "List tasks, newest first",
     "openapi_extra": _operation(None, ["backendKey"]),
     "responses": _responses({200: ("One page", _PAGE)}, 400, 401, 403, 503),
+}
+
+SIGNALS: dict[str, Any] = {
+    "summary": "Wait for signals, the oldest first",
+    "openapi_extra": _operation(None, ["backendKey"]),
+    "responses": _responses(
+        {200: ("What has not been acknowledged yet, at most 100", _NEWS)}, 400, 401, 403, 503
+    ),
 }
 
 SECURITY_SCHEMES: Schema = {

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Annotated, TypeVar
 from uuid import UUID
 
@@ -21,6 +22,8 @@ MAX_POLL_INTERVAL_MS = 86_400_000
 MAX_STALL_MS = 3_155_760_000_000
 MAX_INPUT_REQUESTS = 100
 EVENT_TYPE = "task.updated"
+_SIGNAL_CURSOR = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,19}){0,99}", re.ASCII)
+_LARGEST_ID = 2**63 - 1
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 T = TypeVar("T")
@@ -151,6 +154,23 @@ def task_ref(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         return UUID(int=0)
+
+
+def signal_ids(cursor: str) -> list[int]:
+    """The signals that a cursor of `outputs.signal_cursor` names. Raises Invalid."""
+    if _SIGNAL_CURSOR.fullmatch(cursor) is None:
+        raise _foreign_cursor()
+    ids = list(accumulate(map(int, cursor.split("."))))
+    if ids[-1] > _LARGEST_ID:
+        raise _foreign_cursor()
+    return ids
+
+
+def _foreign_cursor() -> Invalid:
+    return Invalid(
+        "The cursor is not one of this broker's; pass the cursor of an answer on as it is.",
+        faults=[Fault("/after", "malformed")],
+    )
 
 
 def token_hash(owner: OwnerBody) -> str:

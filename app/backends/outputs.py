@@ -1,10 +1,12 @@
 """What backends get to see: a task without its id, which is the client's alone."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from app.broker.create import Created
 from app.broker.report import Reported
+from app.db.signals import Outstanding
 from app.domain.clock import iso
 from app.domain.events import Verdict
 from app.domain.tasks import JsonText, Status, Task
@@ -44,6 +46,21 @@ def page(tasks: Iterable[Task], next_cursor: str | None) -> bytes:
     if next_cursor is not None:
         members["nextCursor"] = json.dumps(next_cursor)
     return _object(members).encode()
+
+
+def news(signals: Sequence[Outstanding]) -> bytes:
+    """Signals as their deliveries would carry them, and the cursor that acknowledges them."""
+    texts = [f'{{"webhookId":"{one.webhook_id}",{one.body[1:]}' for one in signals]
+    cursor = signal_cursor([one.id for one in signals])
+    return _object({"signals": f"[{','.join(texts)}]", "cursor": f'"{cursor}"'}).encode()
+
+
+def signal_cursor(ids: Sequence[int]) -> str:
+    """Names exactly these signals, in ascending order: the first one, then the distances.
+
+    A mere "up to here" would take along what was committed late, and never handed out.
+    """
+    return ".".join(str(id_ - before) for before, id_ in pairwise((0, *ids))) or "0"
 
 
 def _whole(task: Task) -> JsonText:

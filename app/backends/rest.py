@@ -1,19 +1,23 @@
-"""`/v1/tasks`: backends create tasks and look at their own."""
+"""`/v1/tasks`, `/v1/signals`: backends create tasks, look at their own, and learn of news."""
 
+import asyncio
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.asgi import Answer, headers_of, read_body
+from app.asgi import Answer, ClientGone, Receive, client_gone, headers_of, read_body
 from app.auth.senders import Senders
 from app.backends import documentation, inputs, outputs
 from app.backends.owners import Owners
 from app.broker.context import Broker
 from app.broker.create import create
 from app.broker.read import page, read_of_backend
+from app.broker.tell import acknowledge, news
+from app.db.signals import Outstanding
 from app.db.tasks import Filter
 from app.domain.backends import Backend
 from app.domain.tasks import Status
@@ -22,6 +26,7 @@ from app.rawjson import storable
 from app.telemetry import Metrics
 
 MAX_PAGE = 200
+MAX_WAIT_SECONDS = 60
 
 
 def to_response(answer: Answer) -> Response:
@@ -31,9 +36,15 @@ def to_response(answer: Answer) -> Response:
 
 
 def router(
-    broker: Broker, owners: Owners, senders: Senders, metrics: Metrics, *, max_body_bytes: int
+    broker: Broker,
+    owners: Owners,
+    senders: Senders,
+    metrics: Metrics,
+    ending: asyncio.Event,
+    *,
+    max_body_bytes: int,
 ) -> APIRouter:
-    """The routes, on these parts of the broker."""
+    """The routes, on these parts of the broker; nobody waits any longer when it is `ending`."""
     routes = APIRouter(prefix="/v1", tags=["tasks"], default_response_class=Response)
 
     async def sender(request: Request) -> Backend:
@@ -79,7 +90,45 @@ def router(
         following = None if next_start is None else _encode_cursor(next_start)
         return to_response(Answer(200, outputs.page(tasks, following)))
 
+    @routes.get("/signals", **documentation.SIGNALS)
+    async def poll_signals(
+        request: Request,
+        after: str | None = None,
+        wait: Annotated[int, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0,
+    ) -> Response:
+        backend = await sender(request)
+        if after is not None:
+            await acknowledge(broker, backend, inputs.signal_ids(after))
+        asking = news(broker, backend, wait=wait > 0)
+        found = await _patiently(asking, request.receive, ending, wait or None)
+        return to_response(Answer(200, outputs.news(found)))
+
     return routes
+
+
+async def _patiently(
+    asking: Coroutine[Any, Any, list[Outstanding]],
+    receive: Receive,
+    ending: asyncio.Event,
+    seconds: float | None,
+) -> list[Outstanding]:
+    """What was asked for; nothing when it did not come in time. Raises ClientGone."""
+    asked = asyncio.ensure_future(asking)
+    gone = asyncio.ensure_future(client_gone(receive))
+    over = asyncio.ensure_future(ending.wait())
+    try:
+        await asyncio.wait(
+            (asked, gone, over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if asked.done():
+            return asked.result()
+        if gone.done():
+            raise ClientGone
+        return []
+    finally:
+        for task in (asked, gone, over):
+            task.cancel()
+        await asyncio.gather(asked, gone, over, return_exceptions=True)
 
 
 def _encode_cursor(ref: UUID) -> str:

@@ -12,6 +12,7 @@ from app.asgi import (
     headers_of,
     read_body,
     send_answer,
+    still_connected,
     text_header,
 )
 from app.auth.senders import Senders
@@ -19,6 +20,7 @@ from app.backends import inputs, outputs
 from app.backends.problems import document, problem
 from app.broker.context import Broker
 from app.broker.report import Reported, report
+from app.broker.tell import settle
 from app.domain.backends import NAME, Backend
 from app.errors import BrokerError, Fault, Invalid, Refused, Unauthenticated
 from app.telemetry import Metrics
@@ -41,15 +43,25 @@ class WebhookEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await self._answer(scope, receive)
+            answer, outcome = await self._answer(scope, receive)
+            has_news = outcome is not None and outcome.newest_signal is not None
+            heard = has_news and await still_connected(receive)
+            await send_answer(send, answer)
         except ClientGone:
             return
-        await send_answer(send, answer)
+        if outcome is not None and has_news and (heard or outcome.is_the_end):
+            await self._settle(outcome)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _settle(self, outcome: Reported) -> None:
+        try:
+            await settle(self._broker, outcome)
+        except BrokerError as error:  # then it is told once more than needed
+            log.warning("signals were not settled", reason=error.detail)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Answer, Reported | None]:
         if scope["method"] != "POST":
             refused = document(405, "method", "Method not allowed", "Events are sent by POST.")
-            return Answer(405, refused.body, refused.content_type, ((b"allow", b"POST"),))
+            return Answer(405, refused.body, refused.content_type, ((b"allow", b"POST"),)), None
         try:
             headers = headers_of(scope)
             body = await read_body(headers, receive, self._max_body_bytes)
@@ -60,15 +72,16 @@ class WebhookEndpoint:
             self._count(str(answer.status))
             if answer.status == 500:
                 log.error("event failed", reason=error.detail)  # noqa: TRY400 - no trace
-            return answer
+            return answer, None
         except ClientGone:
             raise
         except Exception:
             log.exception("event failed")
             self._count("500")
-            return document(500, "internal", "Internal error", "The broker failed; try again.")
+            failed = document(500, "internal", "Internal error", "The broker failed; try again.")
+            return failed, None
         self._count(outcome.verdict)
-        return Answer(200, outputs.reported(outcome))
+        return Answer(200, outputs.reported(outcome)), outcome
 
     async def _sender(self, name: str, headers: Headers, body: bytes) -> Backend:
         authorization = text_header(headers, b"authorization")

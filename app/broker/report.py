@@ -43,6 +43,11 @@ class Reported:
     newest_signal: int | None = None
     """The newest signal whose news are in this; `None` if the backend has all of them."""
 
+    @property
+    def is_the_end(self) -> bool:
+        """Whether the backend has ended its task by this: there is nothing left for it to learn."""
+        return self.verdict is Verdict.APPLIED and self.task.status.terminal
+
 
 async def report(broker: Broker, backend: Backend, event: Event) -> Reported:
     """Applies an event once; committed when this returns.

@@ -13,7 +13,7 @@ from app.errors import StorageUnavailable
 
 
 async def acknowledge(broker: Broker, backend: Backend, ids: Sequence[int]) -> None:
-    """Ends signals that a backend has fetched; those of others, and ended ones, stay as they are."""
+    """Ends signals that a backend has fetched; others' stay as they are."""
     if ids:
         async with broker.db.transaction() as connection:
             await signals.acknowledge(connection, backend.id, ids, broker.clock())

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import backend, client, doctor, operate, serve, task
+from app.cli import backend, client, delivery, doctor, operate, serve, task
 from app.db.data_dir import DataDirInUse
 from app.db.embedded import EmbeddedPostgresError
 from app.errors import BrokerError
@@ -27,6 +27,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(backend.app, name="backend")
 app.add_typer(client.app, name="client")
 app.add_typer(task.app, name="task")
+app.add_typer(delivery.app, name="delivery")
 app.add_typer(operate.keys, name="keys")
 
 

@@ -70,6 +70,7 @@ def add(
     _check(terms)
 
     async def action(broker: Broker, settings: Settings) -> tuple[str, str]:
+        _warn(terms, settings)
         async with broker.db.transaction() as connection:
             backend = await backends.add(connection, name, terms)
             key = await issue_key(connection, backend.id)
@@ -115,6 +116,8 @@ def update(
 ) -> None:
     """Change what was set for a backend; what is not named stays. Its tasks stay as they are.
 
+    A callback that was given up because it answered 410 is tried again.
+
     Example: `taskbroker backend update image-tools --mcp-url https://images.internal/mcp`
     """
     given: dict[str, Any] = {
@@ -134,11 +137,12 @@ def update(
     if not changes:
         raise Refused("Name at least one thing to change; --help lists them.")
 
-    async def action(broker: Broker, _: Settings) -> None:
+    async def action(broker: Broker, settings: Settings) -> None:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
+            backend = await named(connection, name)
             terms = replace(backend.terms, **changes)
             _check(terms)
+            _warn(terms, settings)
             await backends.set_terms(connection, backend.id, terms)
 
     run(action)
@@ -150,8 +154,18 @@ def _check(terms: BackendTerms) -> None:
         raise Refused("--default-ttl-ms is larger than --max-ttl-ms.")
     for url in filter(None, (terms.mcp_url, terms.callback_url)):
         _check_url(url)
-    if terms.callback_url:
-        note("Kept for later: this release does not call callback-url.")
+
+
+def _warn(terms: BackendTerms, settings: Settings) -> None:
+    if (
+        terms.callback_url is not None
+        and not terms.callback_url.startswith("https:")
+        and not settings.allow_private_callbacks
+    ):
+        note(
+            "Signals are sent by https only, unless the service runs with "
+            "TASKBROKER_ALLOW_PRIVATE_CALLBACKS=true; then by http to private addresses, too."
+        )
 
 
 def _check_url(url: str) -> None:
@@ -183,6 +197,7 @@ def list_backends(as_json: AsJson = False) -> None:
         {
             "name": backend.name,
             "enabled": backend.disabled_at is None,
+            "signals": _way_of_signals(backend),
             "allowAnonymous": backend.terms.allow_anonymous,
             "createdAt": iso(backend.created_at),
         }
@@ -200,7 +215,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
     async def action(broker: Broker, _: Settings) -> tuple[Backend, int]:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
+            backend = await named(connection, name)
             return backend, await backends.live_tasks(connection, backend.id)
 
     backend, live = run(action)
@@ -211,6 +226,9 @@ def show(name: Name, as_json: AsJson = False) -> None:
         "liveTasks": live,
         "mcpUrl": backend.terms.mcp_url,
         "callbackUrl": backend.terms.callback_url,
+        "callbackGoneAt": None
+        if backend.callback_gone_at is None
+        else iso(backend.callback_gone_at),
         "allowAnonymous": backend.terms.allow_anonymous,
         "forwardUnknownTasks": backend.terms.forward_unknown_tasks,
         "defaultTtlMs": backend.terms.default_ttl_ms,
@@ -232,7 +250,7 @@ def disable(name: Name) -> None:
 
 @app.command()
 def enable(name: Name) -> None:
-    """Let a disabled backend in again.
+    """Let a disabled backend in again, and try its callback if that was given up after a 410.
 
     Example: `taskbroker backend enable image-tools`
     """
@@ -243,9 +261,11 @@ def enable(name: Name) -> None:
 def _set_enabled(name: str, *, enabled: bool) -> None:
     async def action(broker: Broker, _: Settings) -> None:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
-            at = None if enabled else broker.clock()
-            await backends.set_disabled(connection, backend.id, at)
+            backend = await named(connection, name)
+            if enabled:
+                await backends.set_enabled(connection, backend.id)
+            else:
+                await backends.set_disabled(connection, backend.id, broker.clock())
 
     run(action)
 
@@ -259,7 +279,7 @@ def rotate_key(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = Fals
 
     async def action(broker: Broker, _: Settings) -> str:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
+            backend = await named(connection, name)
             now = broker.clock()
             end = now + timedelta(hours=overlap_hours)
             await backends.expire_keys(connection, backend.id, now, end)
@@ -277,7 +297,7 @@ def rotate_secret(name: Name, overlap_hours: Overlap = 24.0, as_json: AsJson = F
 
     async def action(broker: Broker, settings: Settings) -> str:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
+            backend = await named(connection, name)
             now = broker.clock()
             end = now + timedelta(hours=overlap_hours)
             await backends.expire_secrets(connection, backend.id, now, end)
@@ -298,7 +318,7 @@ def remove(
 
     async def action(broker: Broker, _: Settings) -> int:
         async with broker.db.transaction() as connection:
-            backend = await _named(connection, name)
+            backend = await named(connection, name)
             live = await backends.live_tasks(connection, backend.id)
             if live and not force:
                 raise Refused(f"{name} has {live} live tasks; --force removes them too.")
@@ -314,7 +334,15 @@ def remove(
     print(f"{name} is removed, with {run(action)} tasks.")
 
 
-async def _named(connection: Connection, name: str) -> Backend:
+def _way_of_signals(backend: Backend) -> str:
+    """How a backend gets its signals."""
+    if backend.terms.callback_url is None:
+        return "fetches"
+    return "callback" if backend.callback_gone_at is None else "callback gone"
+
+
+async def named(connection: Connection, name: str) -> Backend:
+    """The backend of this name. Raises NotFound."""
     backend = await backends.by_name(connection, name)
     if backend is None:
         raise NotFound(f"There is no backend {name}; `taskbroker backend list` shows them.")

@@ -134,7 +134,7 @@ async def _register(broker: Broker, box: SecretBox, *, mcp_url: str) -> tuple[st
                 f"`taskbroker backend remove {NAME}`, or serve without --demo"
             )
         await backends.set_terms(connection, backend.id, terms)
-        await backends.set_disabled(connection, backend.id, None)
+        await backends.set_enabled(connection, backend.id)
         await backends.expire_keys(connection, backend.id, now, now + _OVERLAP)
         await backends.expire_secrets(connection, backend.id, now, now + _OVERLAP)
         return (

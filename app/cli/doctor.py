@@ -10,9 +10,11 @@ import typer
 from app.auth.keys import SecretBox
 from app.broker.context import Broker
 from app.cli.runtime import AsJson, print_json, run
-from app.db import backends, health, migrations
+from app.db import backends, health, migrations, signals
+from app.domain.signals import SignalStatus
 from app.errors import BrokerError
 from app.settings import Settings
+from app.workers.callbacks import Callbacks
 
 OLDEST_POSTGRES = 14
 SKEW_SECONDS = 2.0
@@ -34,7 +36,8 @@ Check = Callable[[Broker, Settings], Awaitable[Finding]]
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the database, the schema, the clock, the keys, the LISTEN path and the tool servers.
+    """Check the database, the schema, the clock, the keys, the LISTEN path, the tool servers and
+    their callbacks.
 
     Ends with 1 if anything needs mending. Example: `taskbroker doctor`
     """
@@ -132,6 +135,34 @@ async def _tool_servers(broker: Broker, _: Settings) -> Finding:
     return Finding("tool servers", True, f"{len(urls)} with an mcp-url, all can be reached")
 
 
+async def _callbacks(broker: Broker, settings: Settings) -> Finding:
+    async with broker.db.transaction() as connection:
+        registered = await backends.all_of_them(connection)
+        dead = await signals.count_by_status(connection, SignalStatus.DEAD)
+    called = {
+        backend: backend.terms.callback_url
+        for backend in registered
+        if backend.terms.callback_url is not None and backend.disabled_at is None
+    }
+    callbacks = Callbacks(private_allowed=settings.allow_private_callbacks, seconds=CONNECT_SECONDS)
+    faults = await asyncio.gather(*map(callbacks.look, called.values()))
+    await callbacks.close()
+    found, mends = [], []
+    for backend, fault in zip(called, faults, strict=True):
+        if backend.callback_gone_at is not None:
+            found.append(f"{backend.name} answered 410 and gets no more signals")
+            mends.append(f"`taskbroker backend enable {backend.name}` when it is there again")
+        elif fault is not None:
+            found.append(f"{backend.name}: {fault.kind}")
+            mends.append(fault.detail or f"start it, or `backend update {backend.name}`")
+    for name, count in dead.items():
+        found.append(f"{count} signals for {name} are dead")
+        mends.append(f"`taskbroker delivery redeliver --backend {name}` when it is well again")
+    if found:
+        return Finding("callbacks", False, "; ".join(found), "; ".join(mends))
+    return Finding("callbacks", True, f"{len(called)}, all can be reached")
+
+
 async def _accepts_connections(url: str) -> bool:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -151,4 +182,5 @@ CHECKS: dict[str, Check] = {
     "keys": _keys,
     "listen": _listen,
     "tool servers": _tool_servers,
+    "callbacks": _callbacks,
 }

@@ -18,12 +18,19 @@ S = schema.webhook_secrets
 
 
 _TERMS = list(BackendTerms.__dataclass_fields__)
-_BACKEND = [B.c.id, B.c.name, B.c.disabled_at, B.c.created_at, *(B.c[name] for name in _TERMS)]
+_BACKEND = [
+    B.c.id,
+    B.c.name,
+    B.c.disabled_at,
+    B.c.created_at,
+    B.c.callback_gone_at,
+    *(B.c[name] for name in _TERMS),
+]
 
 
 def _to_backend(row: Sequence[Any]) -> Backend:
-    id_, name, disabled_at, created_at, *terms = row
-    return Backend(id_, name, BackendTerms(*terms), disabled_at, created_at)
+    id_, name, disabled_at, created_at, gone_at, *terms = row
+    return Backend(id_, name, BackendTerms(*terms), disabled_at, created_at, gone_at)
 
 
 async def add(connection: AsyncConnection, name: str, terms: BackendTerms) -> Backend:
@@ -65,12 +72,29 @@ async def any_allows_anonymous(connection: AsyncConnection) -> bool:
 
 
 async def set_terms(connection: AsyncConnection, backend_id: int, terms: BackendTerms) -> None:
-    values = {field: getattr(terms, field) for field in _TERMS}
+    """What an operator has set is worth trying, also a callback that was gone."""
+    values = {field: getattr(terms, field) for field in _TERMS} | {"callback_gone_at": None}
     await connection.execute(update(B).where(B.c.id == backend_id).values(values))
 
 
-async def set_disabled(connection: AsyncConnection, backend_id: int, at: datetime | None) -> None:
+async def set_disabled(connection: AsyncConnection, backend_id: int, at: datetime) -> None:
     await connection.execute(update(B).where(B.c.id == backend_id).values(disabled_at=at))
+
+
+async def set_enabled(connection: AsyncConnection, backend_id: int) -> None:
+    """Lets it in, and its callback be tried again."""
+    values = {"disabled_at": None, "callback_gone_at": None}
+    await connection.execute(update(B).where(B.c.id == backend_id).values(values))
+
+
+async def set_callback_gone(
+    connection: AsyncConnection, backend_id: int, url: str, at: datetime
+) -> None:
+    """Notes that the callback `url` wants no more signals, unless there is another one by now."""
+    own = B.c.id == backend_id
+    await connection.execute(
+        update(B).where(own, B.c.callback_url == url).values(callback_gone_at=at)
+    )
 
 
 async def remove_tasks(connection: AsyncConnection, backend_id: int, limit: int) -> int:

@@ -43,8 +43,8 @@ class Changes(Generic[Key]):
                 del self._waiting[key]
 
     def __len__(self) -> int:
-        """How many wait."""
-        return sum(map(len, self._waiting.values()))
+        """How many wait for something in particular."""
+        return sum(len(events) for key, events in self._waiting.items() if key is not None)
 
 
 async def changed(event: asyncio.Event, seconds: float) -> None:

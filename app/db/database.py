@@ -73,6 +73,11 @@ class Database:
         self.tell(changes)
         return answers
 
+    @property
+    def waiters(self) -> int:
+        """How many requests wait for something to change."""
+        return len(self.changes) + len(self.news)
+
     def tell(self, changes: Sequence[Change]) -> None:
         """Wakes those who wait for what has been committed."""
         self.changes.tell(change.after.ref for change in changes)

@@ -9,7 +9,19 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Integer, and_, bindparam, func, or_, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Integer,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db import schema
@@ -20,6 +32,7 @@ from app.domain.tasks import JsonText
 
 B = schema.backends
 S = schema.signals
+_PENDING = text(f"signals.{schema.PENDING}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Outstanding):
-    """One that a worker has taken, to send it before its lease ends. `attempts` were made before."""
+    """One that a worker has taken, to send it before its lease ends, after so many `attempts`."""
 
     backend_id: int
     backend: str
@@ -135,11 +148,12 @@ _ATTEMPT = columns_of(
 def _record() -> Statement:
     made = rows_of("made", _ATTEMPT)
     # A delivery counts in any case. A failure does only if nobody has taken the signal over.
-    counts = or_(made.c.status == SignalStatus.DELIVERED, S.c.attempts == made.c.attempts - 1)
+    delivered = made.c.status == literal_column(f"'{SignalStatus.DELIVERED}'")
+    counts = or_(delivered, S.c.attempts == made.c.attempts - literal_column("1"))
     return Statement(
         update(S)
         .values({c.name: made.c[c.name] for c in _ATTEMPT if c.name != "id"})
-        .where(S.c.id == made.c.id, S.c.status == SignalStatus.PENDING, counts)
+        .where(S.c.id == made.c.id, _PENDING, counts)
         .returning(S.c.id)
     )
 
@@ -162,10 +176,7 @@ async def record(connection: Driver, attempts: Sequence[Attempt]) -> list[bool]:
 RELEASE = Statement(
     update(S)
     .values(due_at=bindparam("now", type_=schema.Moment))
-    .where(
-        S.c.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))),
-        S.c.status == SignalStatus.PENDING,
-    )
+    .where(S.c.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))), _PENDING)
 )
 
 
@@ -213,11 +224,7 @@ async def settle(connection: AsyncConnection, task_ref: UUID, newest: int, now: 
 
 
 def _seen(now: datetime) -> Any:
-    return (
-        update(S)
-        .where(text(schema.PENDING))
-        .values(status=SignalStatus.SEEN, ended_at=now, due_at=None)
-    )
+    return update(S).where(_PENDING).values(status=SignalStatus.SEEN, ended_at=now, due_at=None)
 
 
 # --- for the operator -------------------------------------------------------------------------
@@ -270,7 +277,10 @@ async def listing(connection: AsyncConnection, wanted: DeliveryFilter) -> list[D
         .order_by(S.c.id.desc())
         .limit(wanted.limit)
     )
-    return [Delivery(*row) for row in await connection.execute(statement)]
+    return [
+        Delivery(id_, backend, ref, kind, SignalStatus(status), *rest)
+        for id_, backend, ref, kind, status, *rest in await connection.execute(statement)
+    ]
 
 
 async def send_again(
@@ -301,4 +311,4 @@ async def count_by_status(connection: AsyncConnection, status: SignalStatus) -> 
     rows = await connection.execute(
         select(B.c.name, func.count()).join(S).where(S.c.status == status).group_by(B.c.name)
     )
-    return {name: count for name, count in rows}
+    return dict(rows)

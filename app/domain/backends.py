@@ -29,3 +29,5 @@ class Backend:
     terms: BackendTerms
     disabled_at: datetime | None
     created_at: datetime
+    callback_gone_at: datetime | None = None
+    """When its callback answered 410: it gets no signals before an operator has looked at it."""

@@ -1,0 +1,205 @@
+"""The delivery worker: signals that are due go to the callbacks of their backends.
+
+Claim, commit, send, record: no transaction is open while the network is waited for. A worker that
+dies leaves a lease behind; when it has run out, another one sends the signal again.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import structlog
+
+from app import __version__
+from app.auth.signers import Signers
+from app.broker.context import Broker
+from app.broker.follow import slow_look
+from app.db import backends, signals
+from app.db.changes import changed
+from app.db.engine import Driver
+from app.db.signals import Attempt, Claimed
+from app.domain.clock import after
+from app.domain.signals import SignalStatus, next_attempt, retry_after
+from app.errors import BrokerError
+from app.telemetry import Metrics
+from app.workers.callbacks import Callbacks, Kind, Outcome
+
+EACH = 8
+"""How many signals go to one backend at a time, from one process."""
+ROOM = 500
+"""How many signals a process sends at a time."""
+LEASE = timedelta(seconds=30)
+"""How long a claimed signal is left to its worker: twice the time of an attempt."""
+DRAIN_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
+"""How long to leave a database alone that has just failed."""
+_SLOW = (Kind.TIMEOUT, Kind.UNREACHABLE)
+_HEADERS = {"content-type": "application/json", "user-agent": f"taskbroker/{__version__}"}
+
+log = structlog.get_logger(__name__)
+
+
+class DeliveryWorker:
+    """Sends signals until it is told to end."""
+
+    def __init__(
+        self, broker: Broker, signers: Signers, callbacks: Callbacks, metrics: Metrics
+    ) -> None:
+        self._broker = broker
+        self._signers = signers
+        self._callbacks = callbacks
+        self._metrics = metrics
+        self._sending: dict[asyncio.Task[None], Claimed] = {}
+        self._slow: set[int] = set()
+        """Backends that let us wait: they get one signal at a time until one arrives."""
+        self._resting: dict[int, datetime] = {}
+        """Backends that have asked to be left alone until then."""
+
+    async def run(self) -> None:
+        """Claims and sends until it is cancelled; a database that is away is waited for."""
+        with self._broker.db.news.watching(None) as news:
+            while True:
+                try:
+                    async with self._broker.db.own_connection() as connection:
+                        while not connection.is_closed():
+                            for claimed in await self._claim(connection):
+                                self._send(claimed, news)
+                            await changed(news, slow_look())
+                except BrokerError as error:
+                    log.warning("deliveries wait for the database", reason=error.detail)
+                except Exception:
+                    log.exception("deliveries failed")
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Lets what is being sent arrive, for a while, and gives the rest back."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=DRAIN_SECONDS)
+        unfinished = dict(self._sending)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        if unfinished:
+            ids = [claimed.id for claimed in unfinished.values()]
+            try:
+                async with self._broker.db.own_connection() as connection:
+                    await signals.release(connection, ids, self._broker.clock())
+            except BrokerError as error:  # then their leases run out
+                log.warning("deliveries were not given back", reason=error.detail)
+        await self._callbacks.close()
+
+    async def _claim(self, connection: Driver) -> list[Claimed]:
+        now = self._broker.clock()
+        room = ROOM - len(self._sending)
+        if room <= 0:
+            return []
+        return await signals.claim(
+            connection, now, now + LEASE, each=EACH, free=self._free(now), room=room
+        )
+
+    def _free(self, now: datetime) -> Mapping[int, int]:
+        """How many more signals each backend may get now, where that is not EACH."""
+        self._resting = {id_: until for id_, until in self._resting.items() if until > now}
+        free = dict.fromkeys(self._slow, 1) | dict.fromkeys(self._resting, 0)
+        for id_, busy in Counter(claimed.backend_id for claimed in self._sending.values()).items():
+            free[id_] = max(0, free.get(id_, EACH) - busy)
+        return free
+
+    def _send(self, claimed: Claimed, news: asyncio.Event) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            del self._sending[task]
+            news.set()  # there is room for another one
+
+        task = asyncio.create_task(self._deliver(claimed))
+        self._sending[task] = claimed
+        task.add_done_callback(done)
+
+    async def _deliver(self, claimed: Claimed) -> None:
+        try:
+            outcome = await self._attempt(claimed)
+            await self._record(claimed, outcome)
+        except BrokerError as error:  # its lease runs out, and it is sent again
+            log.warning("a delivery was not recorded", reason=error.detail, **_who(claimed))
+        except Exception:
+            log.exception("a delivery failed", **_who(claimed))
+
+    async def _attempt(self, claimed: Claimed) -> Outcome:
+        body = claimed.body.encode()
+        signed = await self._signers.headers(
+            claimed.backend_id, claimed.webhook_id, self._broker.clock(), body
+        )
+        if signed is None:
+            mend = "it has no webhook secret that can be used: `taskbroker backend rotate-secret`"
+            return Outcome(Kind.FORBIDDEN, detail=mend)
+        return await self._callbacks.post(claimed.url, _HEADERS | signed, body)
+
+    async def _record(self, claimed: Claimed, outcome: Outcome) -> None:
+        now = self._broker.clock()
+        attempt = self._judge(claimed, outcome, now)
+        self._learn(claimed, outcome, now)
+        if outcome.kind is Kind.GONE:
+            async with self._broker.db.transaction() as connection:
+                await backends.set_callback_gone(connection, claimed.backend_id, claimed.url, now)
+        if await self._broker.db.record(attempt):
+            self._tell(claimed, outcome, attempt)
+
+    def _judge(self, claimed: Claimed, outcome: Outcome, now: datetime) -> Attempt:
+        made = claimed.attempts + 1
+        if outcome.kind is Kind.DELIVERED:
+            status, due_at = SignalStatus.DELIVERED, None
+        else:
+            chance = random.random()  # noqa: S311 - no secret
+            due_at = next_attempt(made, now, chance, _asked_wait(outcome, now))
+            status = SignalStatus.DEAD if due_at is None else SignalStatus.PENDING
+        ended_at = now if due_at is None else None
+        return Attempt(claimed.id, made, now, _exactly(outcome), status, due_at, ended_at)
+
+    def _learn(self, claimed: Claimed, outcome: Outcome, now: datetime) -> None:
+        """How the backend is to be treated from now on."""
+        if outcome.kind in _SLOW:
+            self._slow.add(claimed.backend_id)
+        elif outcome.kind is Kind.DELIVERED:
+            self._slow.discard(claimed.backend_id)
+        wait = _asked_wait(outcome, now)
+        if wait is not None:
+            self._resting[claimed.backend_id] = after(now, wait)
+
+    def _tell(self, claimed: Claimed, outcome: Outcome, attempt: Attempt) -> None:
+        self._metrics.deliveries.labels(claimed.backend, _roughly(outcome)).inc()
+        if outcome.kind is Kind.DELIVERED:
+            seconds = (attempt.attempted_at - claimed.created_at).total_seconds()
+            self._metrics.delivery_seconds.labels(claimed.backend).observe(seconds)
+            return
+        what = {"outcome": attempt.outcome, "mend": outcome.detail, "attempt": attempt.attempts}
+        if outcome.kind is Kind.GONE:
+            log.error("a callback wants no more signals (410)", **_who(claimed))
+        elif attempt.status is SignalStatus.DEAD:
+            log.error("a signal could not be delivered", **what, **_who(claimed))
+        else:
+            log.warning("a delivery failed", **what, **_who(claimed))
+
+
+def _exactly(outcome: Outcome) -> str:
+    return outcome.kind if outcome.status is None else f"{outcome.kind} {outcome.status}"
+
+
+def _roughly(outcome: Outcome) -> str:
+    """As a label: one for each hundred of statuses."""
+    if outcome.kind is Kind.STATUS and outcome.status is not None:
+        return f"{outcome.status // 100}xx"
+    return outcome.kind
+
+
+def _asked_wait(outcome: Outcome, now: datetime) -> int | None:
+    return None if outcome.retry_after is None else retry_after(outcome.retry_after, now)
+
+
+def _who(claimed: Claimed) -> dict[str, object]:
+    return {
+        "backend": claimed.backend,
+        "task_ref": str(claimed.task_ref),
+        "signal": claimed.type,
+        "delivery": claimed.id,
+    }
