@@ -91,6 +91,8 @@ def _serve_embedded(settings: Settings, workers: int, *, demo: bool) -> None:
 
 
 def _listen(settings: Settings, workers: int, *, demo: bool) -> None:
+    if demo:  # the tools of the demo are on this machine
+        settings = settings.model_copy(update={"allow_private_callbacks": True})
     _hand_to_workers(settings)
     config = uvicorn.Config(
         "app.cli.serve:application",
@@ -189,6 +191,7 @@ def _hand_to_workers(settings: Settings) -> None:
     os.environ[f"{PREFIX}DATABASE_URL"] = str(settings.database_url)
     os.environ[f"{PREFIX}SECRET_KEYS"] = ",".join(settings.secret_keys)
     os.environ[f"{PREFIX}HOST"] = settings.host
+    os.environ[f"{PREFIX}ALLOW_PRIVATE_CALLBACKS"] = str(settings.allow_private_callbacks)
 
 
 def _die_with(parent: int | None) -> None:

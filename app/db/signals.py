@@ -311,4 +311,4 @@ async def count_by_status(connection: AsyncConnection, status: SignalStatus) -> 
     rows = await connection.execute(
         select(B.c.name, func.count()).join(S).where(S.c.status == status).group_by(B.c.name)
     )
-    return dict(rows)
+    return dict(rows.all())

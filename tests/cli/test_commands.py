@@ -74,6 +74,7 @@ def test_the_terms_of_a_backend_are_kept(taskbroker: Command) -> None:
         "liveTasks": 0,
         "mcpUrl": "https://tools.example/mcp",
         "callbackUrl": "https://tools.example/hook",
+        "callbackGoneAt": None,
         "allowAnonymous": True,
         "forwardUnknownTasks": True,
         "defaultTtlMs": 4000,
@@ -156,7 +157,7 @@ def test_wrong_usage_ends_with_2(taskbroker: Command) -> None:
     ["serve", "migrate", "sweep", "doctor", "keys new", "backend add", "backend list",
      "backend show", "backend update", "backend disable", "backend enable", "backend rotate-key",
      "backend rotate-secret", "backend remove", "client add", "client list", "client revoke",
-     "task list", "task show", "task cancel", "task fail"],
+     "task list", "task show", "task cancel", "task fail", "delivery list", "delivery redeliver"],
 )  # fmt: skip
 def test_every_command_explains_itself_with_an_example(taskbroker: Command, command: str) -> None:
     shown = taskbroker(*command.split(), "--help")
@@ -202,7 +203,7 @@ def test_keys_are_32_bytes_and_never_the_same(taskbroker: Command) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_good_set_up(taskbroker: Command) -> None:
     findings = data(taskbroker("doctor", "--json"))
     assert [finding["check"] for finding in findings] == [
-        "database", "schema", "clock", "keys", "listen", "tool servers",
+        "database", "schema", "clock", "keys", "listen", "tool servers", "callbacks",
     ]  # fmt: skip
     assert all(finding["ok"] for finding in findings)
 
@@ -248,8 +249,10 @@ def test_a_sweep_says_what_it_did(taskbroker: Command) -> None:
     assert data(taskbroker("sweep", "--json")) == {
         "cancelled": 0,
         "stalled": 0,
+        "expired": 0,
         "purged": 0,
         "eventsForgotten": 0,
+        "signalsForgotten": 0,
     }
 
 
