@@ -79,6 +79,17 @@ async def register(broker: Broker, name: str, mcp_url: str) -> None:
     await broker.db.close()
 
 
+async def called_back(
+    broker: Broker, settings: Settings, name: str, callback_url: str, count: int
+) -> list[StoredTask]:
+    """Live tasks of a tool server with a callback."""
+    async with broker.db.transaction() as connection:
+        backend = await backends.add(connection, name, BackendTerms(callback_url=callback_url))
+        key = SecretBox(settings.keys).close(secrets.token_bytes(32))
+        await backends.add_secret(connection, backend.id, key)
+    return await _tasks(broker, backend, LIVE, count)
+
+
 async def _tasks(broker: Broker, backend: Backend, state: Report, count: int) -> list[StoredTask]:
     tokens = [secrets.token_urlsafe(32) for _ in range(CLIENTS)]
     owners = [broker.keyring.fingerprints(opaque_token_owner(token)) for token in tokens]
@@ -98,11 +109,20 @@ def write(file: Path, requests: Iterable[bytes]) -> Path:
 
 def gets(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
     """`tasks/get` as a client of 2026-07-28 sends it, with an opaque bearer token."""
+    return _about(tasks, "tasks/get")
+
+
+def cancels(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
+    """`tasks/cancel`, likewise."""
+    return _about(tasks, "tasks/cancel")
+
+
+def _about(tasks: Iterable[StoredTask], method: str) -> Iterator[bytes]:
     for number, task in enumerate(tasks):
         message = {
             "jsonrpc": "2.0",
             "id": number,
-            "method": "tasks/get",
+            "method": method,
             "params": {"taskId": task.id, "_meta": _META},
         }
         yield _post(
@@ -112,7 +132,7 @@ def gets(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
                 "accept": "application/json, text/event-stream",
                 "authorization": f"Bearer {task.token}",
                 "mcp-protocol-version": VERSION,
-                "mcp-method": "tasks/get",
+                "mcp-method": method,
                 "mcp-name": task.id,
             },
         )

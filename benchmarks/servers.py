@@ -35,7 +35,8 @@ def broker(settings: Settings, checkout: Path = ROOT) -> Iterator[int]:
     environment = {
         f"{PREFIX}DATABASE_URL": str(settings.database_url),
         f"{PREFIX}SECRET_KEYS": ",".join(settings.secret_keys),
-        f"{PREFIX}LOG_LEVEL": "warning",
+        f"{PREFIX}LOG_LEVEL": "error",
+        f"{PREFIX}ALLOW_PRIVATE_CALLBACKS": str(settings.allow_private_callbacks),
     }
     with _server(["app", "serve", "--port", "{port}"], environment, checkout) as port:
         yield port

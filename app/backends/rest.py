@@ -100,7 +100,7 @@ def router(
         if after is not None:
             await acknowledge(broker, backend, inputs.signal_ids(after))
         asking = news(broker, backend, wait=wait > 0)
-        found = await _patiently(asking, request.receive, ending, wait or None)
+        found = await (_patiently(asking, request.receive, ending, wait) if wait else asking)
         return to_response(Answer(200, outputs.news(found)))
 
     return routes
@@ -110,7 +110,7 @@ async def _patiently(
     asking: Coroutine[Any, Any, list[Outstanding]],
     receive: Receive,
     ending: asyncio.Event,
-    seconds: float | None,
+    seconds: float,
 ) -> list[Outstanding]:
     """What was asked for; nothing when it did not come in time. Raises ClientGone."""
     asked = asyncio.ensure_future(asking)
