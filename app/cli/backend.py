@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -14,6 +13,7 @@ from app.broker.context import Broker
 from app.cli.runtime import AsJson, note, print_members, print_rows, run
 from app.db import backends
 from app.db.database import Connection
+from app.domain.addresses import url_fault
 from app.domain.backends import NAME, Backend, BackendTerms
 from app.domain.clock import iso
 from app.errors import NotFound, Refused
@@ -153,7 +153,8 @@ def _check(terms: BackendTerms) -> None:
     if terms.default_ttl_ms and terms.max_ttl_ms and terms.default_ttl_ms > terms.max_ttl_ms:
         raise Refused("--default-ttl-ms is larger than --max-ttl-ms.")
     for url in filter(None, (terms.mcp_url, terms.callback_url)):
-        _check_url(url)
+        if fault := url_fault(url):
+            raise Refused(fault)
 
 
 def _warn(terms: BackendTerms, settings: Settings) -> None:
@@ -166,20 +167,6 @@ def _warn(terms: BackendTerms, settings: Settings) -> None:
             "Signals are sent by https only, unless the service runs with "
             "TASKBROKER_ALLOW_PRIVATE_CALLBACKS=true; then by http to private addresses, too."
         )
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        plain = False
-    if not plain or not url.isascii() or not url.isprintable() or " " in url:
-        raise Refused("A URL must begin with http:// or https:// and name a host.")
-    if not all(0 < len(label) < 64 for label in (parts.hostname or "").rstrip(".").split(".")):
-        raise Refused("The host of the URL is no host name.")
-    if parts.username is not None or parts.fragment:
-        raise Refused("A URL must have no user name, no password and no fragment.")
 
 
 @app.command("list")

@@ -34,14 +34,14 @@ class Kind(StrEnum):
     """What became of one attempt."""
 
     DELIVERED = "delivered"
-    GONE = "gone"
+    GONE = "gone"  # 410: the server wants no more of them
     REDIRECT = "redirect"
-    STATUS = "status"
+    STATUS = "status"  # any other status
     TIMEOUT = "timeout"
-    UNREACHABLE = "unreachable"
+    UNREACHABLE = "unreachable"  # no address, or no connection
     TLS = "tls"
-    BROKEN = "broken"
-    FORBIDDEN = "forbidden"
+    BROKEN = "broken"  # broken off, or no HTTP
+    FORBIDDEN = "forbidden"  # nothing may be sent to this URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class Callbacks:
             resolver=_Resolved(places),
             socket_factory=gate.socket,
             ssl=self._tls,
-            force_close=True,  # a stale connection would count as a failed attempt
+            force_close=True,  # tells the server that nothing more will come
             happy_eyeballs_delay=_HEAD_START_SECONDS,
         )
+        # No session outlives its attempt: a stale connection would make another one fail.
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
         ) as session:
@@ -135,7 +135,7 @@ class Callbacks:
         host, port = parts.raw_host or "", parts.port or 0
         if host.replace(".", "").isdigit():
             IPv4Address(host)  # or it is one like 127.1, which not everything reads alike
-        gate = _Gate(parts.scheme == "http", self._private_allowed, self._seconds)
+        gate = _Gate(parts.scheme != "https", self._private_allowed, self._seconds)
         return gate, gate.admitted(await self._names.resolve(host, port))
 
 
@@ -199,7 +199,8 @@ class _Names:
             look_up = loop.run_in_executor(self._threads, _get_address_info, host, port)
             self._under_way[host, port] = look_up
             look_up.add_done_callback(partial(self._done, (host, port)))
-        return await asyncio.shield(look_up)
+        await asyncio.wait([look_up])  # which goes on if this one is given up
+        return look_up.result()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -217,7 +218,10 @@ class _Resolved(AbstractResolver):
         self._places = places
 
     async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+        self,
+        host: str,
+        port: int = 0,
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002 - all were judged
     ) -> list[ResolveResult]:
         return [
             ResolveResult(
