@@ -13,7 +13,14 @@ from taskbroker_sdk._errors import (
     TaskFailed,
     Unreachable,
 )
-from taskbroker_sdk._signing import sign
+from taskbroker_sdk._receiving import (
+    AsyncSignalReceiver,
+    SignalHandler,
+    SignalReceiver,
+    SignalReply,
+)
+from taskbroker_sdk._signals import Signal, SignalType
+from taskbroker_sdk._signing import Headers, sign, verify
 from taskbroker_sdk._sync import CreatedTask, Task, TaskBroker, Work
 from taskbroker_sdk._tools import elicitation, owner_from, text_result
 from taskbroker_sdk._version import __version__
@@ -21,6 +28,7 @@ from taskbroker_sdk._wire import Event, Json, NewTask, Status, TaskState
 
 __all__ = [
     "AsyncCreatedTask",
+    "AsyncSignalReceiver",
     "AsyncTask",
     "AsyncTaskBroker",
     "AsyncWork",
@@ -29,9 +37,15 @@ __all__ = [
     "CreatedTask",
     "Event",
     "Fault",
+    "Headers",
     "Json",
     "NewTask",
     "Problem",
+    "Signal",
+    "SignalHandler",
+    "SignalReceiver",
+    "SignalReply",
+    "SignalType",
     "Status",
     "Task",
     "TaskBroker",
@@ -45,4 +59,5 @@ __all__ = [
     "owner_from",
     "sign",
     "text_result",
+    "verify",
 ]

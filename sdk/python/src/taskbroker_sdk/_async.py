@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
@@ -11,11 +11,13 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 import httpx
 
 from taskbroker_sdk._account import Account
-from taskbroker_sdk._client import LAST_ROUND, TOO_LATE, Client
-from taskbroker_sdk._errors import CancelRequested, Stopped, closed
+from taskbroker_sdk._client import LAST_ROUND, LONG_POLL, TOO_LATE, Client, timeout_for
+from taskbroker_sdk._errors import BrokerError, CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
+from taskbroker_sdk._receiving import AsyncSignalReceiver
 from taskbroker_sdk._retry import Talk
-from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unreported
+from taskbroker_sdk._signals import Inbox, Signal
+from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unfollowed, unreported
 from taskbroker_sdk._wire import (
     TERMINAL,
     Answer,
@@ -59,6 +61,7 @@ class Line:
                 self._account.url + request.path,
                 content=request.body,
                 headers=self._account.headers(request, time.time()),
+                timeout=timeout_for(request, self._http.timeout),
             )
         except httpx.RequestError as error:
             return Lost(type(error).__name__)
@@ -72,6 +75,7 @@ class AsyncTask(Handle):
         super().__init__(ref)
         self._talks = talks
         self._line = line
+        self._woken = asyncio.Event()
 
     async def read(self) -> TaskState:
         return self._learn(await self._line.carry_out(self._talks.read(self.ref)))
@@ -100,7 +104,8 @@ class AsyncTask(Handle):
         CancelRequested if the work should stop.
         """
         self.check()
-        return await self._line.carry_out(self._talks.ask(self.ref, questions, message))
+        talk = self._talks.ask(self.ref, questions, message)
+        return await self._line.carry_out(talk, self._pause)
 
     async def complete(self, result: Json) -> TaskState:
         return await self.report(**completed(result))
@@ -110,6 +115,16 @@ class AsyncTask(Handle):
 
     async def cancelled(self, message: str | None = None) -> TaskState:
         return await self.report(**cancelled(message))
+
+    def wake(self) -> None:
+        """Makes an `ask` that waits look for its answers at once."""
+        self._woken.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps, unless it is woken."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+        self._woken.clear()
 
 
 class AsyncCreatedTask(AsyncTask):
@@ -162,6 +177,8 @@ class AsyncTaskBroker(Client):
         self._line = Line(self._account, self._http)
         self._starts: set[asyncio.Future[None]] = set()
         self._running: dict[str, _Keeper] = {}
+        self._closing = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -221,11 +238,74 @@ class AsyncTaskBroker(Client):
                 self._run(handle, work, state.stall_after_ms)
             return handle
 
+    async def signals(self, *, wait: int = LONG_POLL) -> AsyncIterator[Signal]:
+        """The signals of the broker, as they come, until the client is closed.
+
+        Each request waits for up to `wait` seconds (at most 60) at the broker. Signals are
+        acknowledged when the loop comes back for more after the last one that came with them.
+        A broker that is away is waited for.
+        """
+        self._refuse_if_closed()
+        inbox = Inbox()
+        while not self._closing.is_set():
+            batch = await self._unless_closed(self._talks.signals(inbox, wait))
+            for signal in inbox.new_in(batch) if batch is not None else ():
+                yield signal
+                if self._closing.is_set():
+                    return
+
+    async def _unless_closed(self, talk: Talk[T]) -> T | None:
+        """What a talk leads to; None if the client is closed meanwhile."""
+        talking = asyncio.create_task(self._line.carry_out(talk))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait({talking, closing}, return_when=asyncio.FIRST_COMPLETED)
+            return talking.result() if talking.done() else None
+        finally:
+            talking.cancel()
+            closing.cancel()
+            await asyncio.gather(talking, closing, return_exceptions=True)
+
+    def take(self, signal: Signal) -> bool:
+        """Tells the work of a task what a signal says: to stop, or to look for its answers.
+
+        To be called in the event loop of the work. False if no work of the task runs here: another
+        process may have it.
+        """
+        keeper = self._running.get(signal.task_ref)
+        if keeper is not None:
+            keeper.take(signal)
+        return keeper is not None
+
+    def receiver(self) -> AsyncSignalReceiver:
+        """An ASGI application for the backend's `callbackUrl`: takes the signals posted to it.
+
+        ValueError if the client has no webhook secret.
+        """
+        return AsyncSignalReceiver(self._secret, self.take)
+
+    def follow_signals(self) -> None:
+        """Takes the signals that can be polled, in the background, until the client is closed.
+
+        For one process of a backend: what one has polled, no other gets.
+        """
+        self._refuse_if_closed()
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        try:
+            async for signal in self.signals():
+                self.take(signal)
+        except BrokerError as problem:
+            unfollowed(problem)
+
     async def close(self) -> None:
         """Cancels what runs and fails its tasks; returns when that is reported, or, if it cannot
         be, 10 seconds after the grace: then the log names the tasks.
         """
         self._closed = True
+        self._closing.set()
         for keeper in self._running.values():
             keeper.close()
         end = self._end_of_closing()
@@ -245,7 +325,10 @@ class AsyncTaskBroker(Client):
             unreported(ref, TOO_LATE)
 
     def _open_ends(self) -> set[asyncio.Future[None]]:
-        return {*self._starts, *(keeper.ended for keeper in self._running.values())}
+        ends = {*self._starts, *(keeper.ended for keeper in self._running.values())}
+        if self._following is not None and not self._following.done():
+            ends.add(self._following)
+        return ends
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -295,6 +378,8 @@ class _Keeper:
         self._stall_after_ms = stall_after_ms
         self._closing: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         """Once the client is closed: until when work may clean up."""
+        self._told = False
+        """Whether the work was told to stop, though the client is open."""
         self._doing = asyncio.create_task(_do(work, task))
         self.ended = asyncio.create_task(self._keep())
 
@@ -302,6 +387,18 @@ class _Keeper:
         self._task.stop(Stopped())
         if not self._closing.done():
             self._closing.set_result(time.monotonic() + self._grace)
+
+    def take(self, signal: Signal) -> None:
+        if signal.reason_to_stop is None:
+            self._task.wake()
+        else:
+            self._tell_to_stop(signal.reason_to_stop)
+
+    def _tell_to_stop(self, reason: CancelRequested) -> None:
+        """Once: the work may be cleaning up already."""
+        if not self._told:
+            self._told = True
+            self._cancel(reason)
 
     async def _keep(self) -> None:
         try:
@@ -322,14 +419,14 @@ class _Keeper:
     async def _watch(self) -> None:
         """Until the work has ended, or its client is closed."""
         pulse = self._talks.pulse(self._stall_after_ms)
-        pause: float | None = pulse.pause
-        while not await self._ends_within(pause):
+        while not await self._ends_within(pulse.pause):
+            if self._told:
+                continue  # work that does not stop shall not keep its task alive
             reason = await self._line.carry_out(
                 self._talks.beat(self._task.ref, lively=pulse.wants_sign())
             )
             if reason is not None:
-                self._cancel(reason)
-                pause = None  # work that does not stop shall not keep its task alive
+                self._tell_to_stop(reason)
 
     async def _ends_within(self, seconds: float | None) -> bool:
         ends: set[asyncio.Future[Any]] = {self._doing, self._closing}

@@ -76,6 +76,14 @@ class CancelRequested(BaseException):
         super().__init__(message)
 
 
+def ended_already(status: str) -> CancelRequested:
+    return CancelRequested(f"the task has ended already: {status}")
+
+
+def gone(why: str) -> CancelRequested:
+    return CancelRequested(f"the task is gone: {why}")
+
+
 class Stopped(CancelRequested):
     """The work should stop because its tool server does."""
 

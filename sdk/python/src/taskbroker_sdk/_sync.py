@@ -14,11 +14,13 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 import httpx
 
 from taskbroker_sdk._account import Account
-from taskbroker_sdk._client import TOO_LATE, Client
-from taskbroker_sdk._errors import CancelRequested, Stopped, closed
+from taskbroker_sdk._client import LONG_POLL, TOO_LATE, Client, timeout_for
+from taskbroker_sdk._errors import BrokerError, CancelRequested, Stopped, closed
 from taskbroker_sdk._handle import Handle, running
+from taskbroker_sdk._receiving import SignalReceiver
 from taskbroker_sdk._retry import Talk
-from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unreported
+from taskbroker_sdk._signals import Inbox, Signal
+from taskbroker_sdk._talks import Talks, cancelled, completed, failed, log, unfollowed, unreported
 from taskbroker_sdk._wire import (
     TERMINAL,
     Answer,
@@ -60,6 +62,7 @@ class Line:
                 self._account.url + request.path,
                 content=request.body,
                 headers=self._account.headers(request, time.time()),
+                timeout=timeout_for(request, self._http.timeout),
             )
         except httpx.RequestError as error:
             if self.closed:
@@ -75,7 +78,7 @@ class Task(Handle):
         super().__init__(ref)
         self._talks = talks
         self._line = line
-        self._stopping = threading.Event()
+        self._woken = threading.Event()
 
     def read(self) -> TaskState:
         return self._learn(self._line.carry_out(self._talks.read(self.ref)))
@@ -115,11 +118,16 @@ class Task(Handle):
 
     def stop(self, reason: CancelRequested) -> None:
         super().stop(reason)
-        self._stopping.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Makes an `ask` that waits look for its answers at once."""
+        self._woken.set()
 
     def _pause(self, seconds: float) -> None:
-        """Sleeps, unless there is a reason to stop."""
-        self._stopping.wait(seconds)
+        """Sleeps, unless it is woken or there is a reason to stop."""
+        self._woken.wait(seconds)
+        self._woken.clear()
         self.check()
 
 
@@ -174,6 +182,8 @@ class TaskBroker(Client):
         self._line = Line(self._account, self._http)
         self._starts: set[Future[None]] = set()
         self._running: dict[str, _Keeper] = {}
+        self._closing: Future[None] = Future()
+        self._following: Future[None] | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -232,6 +242,66 @@ class TaskBroker(Client):
                 self._run(handle, work, state.stall_after_ms)
             return handle
 
+    def signals(self, *, wait: int = LONG_POLL) -> Iterator[Signal]:
+        """The signals of the broker, as they come, until the client is closed.
+
+        Each request waits for up to `wait` seconds (at most 60) at the broker. Signals are
+        acknowledged when the loop comes back for more after the last one that came with them.
+        A broker that is away is waited for.
+        """
+        self._refuse_if_closed()
+        inbox = Inbox()
+        while not self._closing.done():
+            batch = self._unless_closed(self._talks.signals(inbox, wait))
+            for signal in inbox.new_in(batch) if batch is not None else ():
+                yield signal
+                if self._closing.done():
+                    return
+
+    def _unless_closed(self, talk: Talk[T]) -> T | None:
+        """What a talk leads to; None if the client is closed meanwhile. No request can be broken
+        off from outside: its thread ends with it.
+        """
+        talking = _in_thread(lambda: self._line.carry_out(talk), "signals of the broker")
+        ends: set[Future[Any]] = {talking, self._closing}
+        wait(ends, return_when=FIRST_COMPLETED)
+        return talking.result() if talking.done() else None
+
+    def take(self, signal: Signal) -> bool:
+        """Tells the work of a task what a signal says: to stop, or to look for its answers.
+
+        False if no work of the task runs here: another process may have it.
+        """
+        with self._lock:
+            keeper = self._running.get(signal.task_ref)
+        if keeper is not None:
+            keeper.take(signal)
+        return keeper is not None
+
+    def receiver(self) -> SignalReceiver:
+        """For the backend's `callbackUrl`: its `receive` takes the signals posted there.
+
+        ValueError if the client has no webhook secret.
+        """
+        return SignalReceiver(self._secret, self.take)
+
+    def follow_signals(self) -> None:
+        """Takes the signals that can be polled, in the background, until the client is closed.
+
+        For one process of a backend: what one has polled, no other gets.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            if self._following is None:
+                self._following = _in_thread(self._follow, "follower of signals")
+
+    def _follow(self) -> None:
+        try:
+            for signal in self.signals():
+                self.take(signal)
+        except BrokerError as problem:
+            unfollowed(problem)
+
     def close(self) -> None:
         """Stops what runs and fails its tasks; returns when that is reported, or, if it cannot be,
         10 seconds after the grace: then the log names the tasks.
@@ -241,6 +311,8 @@ class TaskBroker(Client):
         with self._lock:
             self._closed = True
             keepers = [*self._running.values()]
+            if not self._closing.done():
+                self._closing.set_result(None)
         for keeper in keepers:
             keeper.close()
         end = self._end_of_closing()
@@ -262,7 +334,10 @@ class TaskBroker(Client):
 
     def _open_ends(self) -> set[Future[None]]:
         with self._lock:
-            return {*self._starts, *(keeper.ended for keeper in self._running.values())}
+            ends = {*self._starts, *(keeper.ended for keeper in self._running.values())}
+            if self._following is not None and not self._following.done():
+                ends.add(self._following)
+            return ends
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -322,6 +397,8 @@ class _Keeper:
         self._stall_after_ms = stall_after_ms
         self._closing: Future[float] = Future()
         """Once the client is closed: until when work may clean up."""
+        self._told = False
+        """Whether the work was told to stop, though the client is open."""
         self._doing = _in_thread(lambda: _do(work, task), f"work of task {task.ref}")
         self.ended = _in_thread(self._keep, f"keeper of task {task.ref}")
 
@@ -329,6 +406,16 @@ class _Keeper:
         self._task.stop(Stopped())
         if not self._closing.done():
             self._closing.set_result(time.monotonic() + self._grace)
+
+    def take(self, signal: Signal) -> None:
+        if signal.reason_to_stop is None:
+            self._task.wake()
+        else:
+            self._tell_to_stop(signal.reason_to_stop)
+
+    def _tell_to_stop(self, reason: CancelRequested) -> None:
+        self._told = True
+        self._task.stop(reason)
 
     def _keep(self) -> None:
         self._watch()
@@ -348,14 +435,14 @@ class _Keeper:
     def _watch(self) -> None:
         """Until the work has ended, or its client is closed."""
         pulse = self._talks.pulse(self._stall_after_ms)
-        pause: float | None = pulse.pause
-        while not self._ends_within(pause):
+        while not self._ends_within(pulse.pause):
+            if self._told:
+                continue  # work that does not stop shall not keep its task alive
             reason = self._line.carry_out(
                 self._talks.beat(self._task.ref, lively=pulse.wants_sign())
             )
             if reason is not None:
-                self._task.stop(reason)
-                pause = None  # work that does not stop shall not keep its task alive
+                self._tell_to_stop(reason)
 
     def _ends_within(self, seconds: float | None) -> bool:
         ends: set[Future[Any]] = {self._doing, self._closing}

@@ -17,8 +17,10 @@ from taskbroker_sdk._errors import (
     Stopped,
     TaskFailed,
     Unreachable,
+    gone,
 )
 from taskbroker_sdk._retry import LONGEST_PAUSE, Talk, exchange
+from taskbroker_sdk._signals import Batch, Inbox
 from taskbroker_sdk._wire import Created, Event, Json, NewTask, Page, Request, TaskState
 
 INTERNAL_ERROR = -32603
@@ -110,6 +112,21 @@ class Talks:
             log.warning("task %s waits for answers, and the broker is away: %s", ref, problem)
             return None
 
+    def signals(self, inbox: Inbox, wait: int) -> Talk[Batch]:
+        """The next signals, or none after `wait` seconds. A broker that is away is waited for, as
+        is one that refuses the key (401) or the backend (403): both may pass.
+        """
+        pause = inbox.pause
+        while True:
+            request = wire.signals(inbox.cursor, wait)
+            try:
+                return (yield from exchange(request, Batch.of, attempts=self.attempts, after=pause))
+            except (Unreachable, Problem) as problem:
+                if not _may_pass(problem):
+                    raise
+                log.warning("there are no signals for the time being: %s", problem)
+                pause = LONGEST_PAUSE
+
     # --- for work that is watched over ---------------------------------------------------------
 
     def pulse(self, stall_after_ms: int | None) -> "Pulse":
@@ -122,7 +139,7 @@ class Talks:
             state = yield from exchange(request, TaskState.of, attempts=1)
         except Problem as problem:
             if problem.status in (404, 410):
-                return CancelRequested(f"the task is gone: {problem.title}")
+                return gone(problem.title)
             log.warning("the heartbeat of task %s was refused: %s", ref, problem)
             return None
         except BrokerError as problem:
@@ -201,6 +218,10 @@ class Pulse:
 
 def unreported(ref: str, reason: object) -> None:
     log.error("the end of task %s was not reported: %s", ref, reason)
+
+
+def unfollowed(reason: object) -> None:
+    log.error("signals are not followed any more; heartbeats see the same, later: %s", reason)
 
 
 def _may_pass(problem: Unreachable | Problem) -> bool:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any, Literal, Self, TypedDict, TypeVar, cast
 from urllib.parse import quote, urlencode
 
-from taskbroker_sdk._errors import CancelRequested, Problem, Unreachable
+from taskbroker_sdk._errors import CancelRequested, Problem, Unreachable, ended_already
 
 Json = Mapping[str, Any]
 """A JSON object."""
@@ -54,6 +54,8 @@ class Request:
     body: bytes | None = field(default=None, repr=False)
     webhook_id: str | None = None
     """Makes every repetition of an event the same event."""
+    wait: int = 0
+    """How many seconds longer than usual its answer may take."""
 
 
 def create(owner: Json, task: NewTask) -> Request:
@@ -78,6 +80,11 @@ def read(ref: str) -> Request:
 def listing(query: Mapping[str, str | int | None]) -> Request:
     given = {name: value for name, value in query.items() if value is not None}
     return Request("GET", f"/v1/tasks?{urlencode(given)}")
+
+
+def signals(after: str | None, wait: int) -> Request:
+    query = {"wait": wait} if after is None else {"after": after, "wait": wait}
+    return Request("GET", f"/v1/signals?{urlencode(query)}", wait=wait)
 
 
 def _segment(text: str) -> str:
@@ -135,12 +142,12 @@ class Created:
 
     @classmethod
     def of(cls, reply: Json) -> Self:
-        created = _checked(dict, reply["createTaskResult"])
-        _checked(str, created["status"])
+        created = checked(dict, reply["createTaskResult"])
+        checked(str, created["status"])
         return cls(
-            ref=_checked(str, reply["taskRef"]),
+            ref=checked(str, reply["taskRef"]),
             create_task_result=created,
-            create_task_result_legacy=_checked(dict, reply["createTaskResultLegacy"]),
+            create_task_result_legacy=checked(dict, reply["createTaskResultLegacy"]),
         )
 
 
@@ -184,7 +191,7 @@ class TaskState:
         if self.cancel_requested:
             return CancelRequested()
         if self.over:
-            return CancelRequested(f"the task has ended already: {self.status}")
+            return ended_already(self.status)
         return None
 
     @classmethod
@@ -192,18 +199,18 @@ class TaskState:
         """From a task as it is read or listed, or from the answer to an event."""
         task = reply.get("task", reply)
         return cls(
-            ref=_checked(str, task["taskRef"]),
+            ref=checked(str, task["taskRef"]),
             external_id=task.get("externalId"),
             tool=task.get("tool"),
-            status=cast("Status", _checked(str, task["status"])),
+            status=cast("Status", checked(str, task["status"])),
             status_message=task.get("statusMessage"),
             created_at=datetime.fromisoformat(task["createdAt"]),
             last_updated_at=datetime.fromisoformat(task["lastUpdatedAt"]),
             ttl_ms=task["ttlMs"],
             poll_interval_ms=task.get("pollIntervalMs"),
             stall_after_ms=task.get("stallAfterMs"),
-            cancel_requested=_checked(bool, reply["cancelRequested"]),
-            input_responses=_checked(dict, reply["inputResponses"]),
+            cancel_requested=checked(bool, reply["cancelRequested"]),
+            input_responses=checked(dict, reply["inputResponses"]),
             input_requests=task.get("inputRequests"),
             result=task.get("result"),
             error=task.get("error"),
@@ -224,7 +231,7 @@ class Page:
         return cls(tuple(map(TaskState.of, reply["tasks"])), reply.get("nextCursor"))
 
 
-def _checked(kind: type[T], value: object) -> T:
+def checked(kind: type[T], value: object) -> T:
     if not isinstance(value, kind):
         raise TypeError
     return value
