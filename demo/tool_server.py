@@ -17,11 +17,12 @@ from time import monotonic
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
+from starlette.routing import Route
 
 from taskbroker_sdk import AsyncTaskBroker, current_task, elicitation
 from taskbroker_sdk.mcp import DurableTools
 
-broker = AsyncTaskBroker.from_env(heartbeat=0.5)
+broker = AsyncTaskBroker.from_env(heartbeat=10)  # signals come at once
 durable = DurableTools(broker, stall_after_ms=30_000)
 server = MCPServer(
     "demo-tools",
@@ -109,3 +110,4 @@ def filled_in(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 app = server.streamable_http_app()
+app.router.routes.append(Route("/signals", broker.receiver()))  # the backend's callback URL

@@ -35,6 +35,7 @@ _PATIENCE_SECONDS = 15.0
 _PAUSE_SECONDS = 1.0
 _LOCAL = "127.0.0.1,localhost,::1"
 _POLL_INTERVAL_MS = 500
+_HERE = "http://127.0.0.1:"
 
 
 @contextmanager
@@ -51,8 +52,8 @@ def demo_tool_server(settings: Settings, broker_url: str) -> Iterator[Callable[[
             "`make run` in the repository installs them"
         )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        mcp_url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        key, secret = asyncio.run(_with_broker(settings, partial(_register, mcp_url=mcp_url)))
+        url = f"{_HERE}{listener.getsockname()[1]}"
+        key, secret = asyncio.run(_with_broker(settings, partial(_register, url=url)))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         environment = inherited | {
             "BROKER_URL": broker_url,
@@ -66,7 +67,7 @@ def demo_tool_server(settings: Settings, broker_url: str) -> Iterator[Callable[[
             yield keeper.end
         finally:
             keeper.end()
-            asyncio.run(_with_broker(settings, partial(_leave, mcp_url=mcp_url)))
+            asyncio.run(_with_broker(settings, partial(_leave, url=url)))
 
 
 class _Keeper:
@@ -120,9 +121,14 @@ async def _with_broker(settings: Settings, action: Callable[..., Awaitable[T]]) 
         await broker.db.close()
 
 
-async def _register(broker: Broker, box: SecretBox, *, mcp_url: str) -> tuple[str, str]:
+async def _register(broker: Broker, box: SecretBox, *, url: str) -> tuple[str, str]:
     """The API key and the webhook secret of the backend, which is made if it is not there."""
-    terms = BackendTerms(mcp_url=mcp_url, allow_anonymous=True, poll_interval_ms=_POLL_INTERVAL_MS)
+    terms = BackendTerms(
+        mcp_url=f"{url}/mcp",
+        callback_url=f"{url}/signals",
+        allow_anonymous=True,
+        poll_interval_ms=_POLL_INTERVAL_MS,
+    )
     now = broker.clock()
     async with broker.db.transaction() as connection:
         backend = await backends.by_name(connection, NAME)
@@ -143,18 +149,17 @@ async def _register(broker: Broker, box: SecretBox, *, mcp_url: str) -> tuple[st
         )
 
 
-async def _leave(broker: Broker, _: SecretBox, *, mcp_url: str) -> None:
-    """Takes the address away: the port may soon be somebody else's."""
+async def _leave(broker: Broker, _: SecretBox, *, url: str) -> None:
+    """Takes the addresses away: the port may soon be somebody else's."""
     with suppress(BrokerError):
         async with broker.db.transaction() as connection:
             backend = await backends.by_name(connection, NAME)
-            if backend is not None and backend.terms.mcp_url == mcp_url:
-                terms = replace(backend.terms, mcp_url=None)
+            if backend is not None and backend.terms.mcp_url == f"{url}/mcp":
+                terms = replace(backend.terms, mcp_url=None, callback_url=None)
                 await backends.set_terms(connection, backend.id, terms)
 
 
 def _is_ours(backend: Backend) -> bool:
     """Whether a backend of this name is what an earlier `serve --demo` has left."""
-    left = backend.terms.mcp_url
-    local = left is None or left.startswith("http://127.0.0.1:")
-    return backend.terms.allow_anonymous and local
+    left = filter(None, (backend.terms.mcp_url, backend.terms.callback_url))
+    return backend.terms.allow_anonymous and all(url.startswith(_HERE) for url in left)

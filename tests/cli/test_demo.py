@@ -1,13 +1,19 @@
 """`taskbroker serve --demo`: what a newcomer sees first."""
 
+import asyncio
+import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from taskbroker_sdk import TaskBroker
+from tests.sdk.signals import delivery, message
 from tests.support.processes import BrokerProcess, folder_for_all, gone, running_broker
+from tests.support.secrecy import secret
 from tests.support.service import META, VERSION
 from tests.support.waiting import until
 
@@ -48,6 +54,36 @@ def test_the_demo_tools_are_behind_the_gateway_from_the_first_request(workers: i
 def _status(broker: BrokerProcess, task_id: str) -> str:
     status: str = ask(broker, "tasks/get", taskId=task_id).json()["result"]["status"]
     return status
+
+
+def test_a_signal_stops_what_the_demo_does() -> None:
+    with running_broker("demo-signal", demo=True) as broker:
+        called = ask(broker, "tools/call", name="slow_compute", arguments={"seconds": 600})
+        task_id = called.json()["result"]["taskId"]
+        settings = environment_of(tool_server_of(broker))
+        with TaskBroker.from_env(settings) as tools:
+            [task] = tools.list()
+        sent = delivery(message(taskRef=task.ref), secret(settings["BROKER_WEBHOOK_SECRET"]))
+        registered = shown(broker)
+
+        answer = httpx.post(registered["callbackUrl"], content=sent.body, headers=sent.headers)
+
+        assert answer.status_code == 204
+        until(lambda: _status(broker, task_id) == "cancelled")
+        assert broker.terminate() == 0
+        left = shown(broker)
+    assert left["mcpUrl"] is left["callbackUrl"] is None
+
+
+def environment_of(process: int) -> dict[str, str]:
+    variables = Path("/proc", str(process), "environ").read_text().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if variable)
+
+
+def shown(broker: BrokerProcess) -> dict[str, Any]:
+    """The demo as it is registered."""
+    backend: dict[str, Any] = json.loads(asyncio.run(broker.run("backend show demo --json")))
+    return backend
 
 
 @pytest.mark.slow
@@ -109,10 +145,17 @@ def test_a_stream_ends_cleanly_when_the_broker_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["https://real.example/mcp", ""])
-async def test_a_backend_of_an_operator_is_not_taken_for_the_demo(url: str) -> None:
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "",
+        "--allow-anonymous --mcp-url https://real.example/mcp",
+        "--allow-anonymous --callback-url https://real.example/signals",
+    ],
+)
+async def test_a_backend_of_an_operator_is_not_taken_for_the_demo(terms: str) -> None:
     with folder_for_all() as folder:
         broker = BrokerProcess(folder / "data", "demo-taken", demo=True)
-        await broker.run(f"backend add demo --mcp-url {url}" if url else "backend add demo")
+        await broker.run(f"backend add demo {terms}")
         broker.spawn()
         assert broker.process.wait(60) == 1
