@@ -12,7 +12,6 @@ from app.broker.cancel import end_as_operator
 from app.domain.tasks import TERMINAL
 from tests.support.clock import ShiftedClock
 from tests.support.service import (
-    CreatedTask,
     McpClient,
     Service,
     ToolServer,
@@ -237,16 +236,15 @@ async def test_a_reply_that_nobody_got_settles_nothing(on_network: Service) -> N
     await client.cancel(task.id)
     address = on_network.http.base_url
     lock = "SELECT FROM tasks WHERE task_ref = $1 FOR UPDATE"
-    async with on_network.broker.db.own_connection() as connection:
-        async with connection.transaction():  # so that the event has to wait
-            await connection.execute(lock, task.ref)
-            body = tools.event({"taskRef": task.ref, "statusMessage": "heard nothing"})
-            _, writer = await asyncio.open_connection(address.host, address.port)
-            writer.write(raw_request(f"/v1/webhooks/{tools.name}", tools.signed(body), body))
-            await writer.drain()
-            await eventually(lambda: lock_is_awaited(on_network))
-            writer.close()
-            await writer.wait_closed()
+    async with on_network.broker.db.own_connection() as own, own.transaction():
+        await own.execute(lock, task.ref)  # so that the event has to wait
+        body = tools.event({"taskRef": task.ref, "statusMessage": "heard nothing"})
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(raw_request(f"/v1/webhooks/{tools.name}", tools.signed(body), body))
+        await writer.drain()
+        await eventually(lambda: lock_is_awaited(on_network))
+        writer.close()
+        await writer.wait_closed()
 
     async def applied() -> bool:
         read = (await tools.read(task.ref)).json()

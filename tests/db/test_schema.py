@@ -10,7 +10,7 @@ from alembic import command
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from app.db import decisions, migrations, schema, signals, sweeping, tasks
+from app.db import decisions, migrations, signals, sweeping, tasks
 from app.db.engine import Driver, create_engine
 from app.db.statements import Statement
 from app.domain.clock import utc_now
