@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
 import pytest
@@ -46,12 +47,12 @@ async def test_no_signal_is_lost_by_a_kill(clock: ShiftedClock) -> None:
 
         async def cancel_all() -> None:
             for task in tasks:
-                await eventually(lambda id_=task.id: cancelled(client, id_))
+                await eventually(partial(cancelled, client, task.id))
 
         async def kill_now_and_then() -> None:
             for kill in range(1, KILLS + 1):
                 enough = kill * TASKS // (KILLS + 1) + chance.randrange(10)
-                await eventually(lambda enough=enough: len(callback.attempts) >= enough, 60)
+                await eventually(partial(has_arrived, callback, enough), 60)
                 await replace_a_worker(broker, chance)
 
         await asyncio.gather(cancel_all(), kill_now_and_then())
@@ -100,6 +101,10 @@ async def cancelled(client: McpClient, task_id: str) -> bool:
     except (httpx.TransportError, AssertionError):
         return False
     return True
+
+
+def has_arrived(callback: Callback, count: int) -> bool:
+    return len(callback.attempts) >= count
 
 
 def arrived(callback: Callback) -> set[str]:

@@ -59,16 +59,16 @@ class Callback:
         await behave(request, already_read, send)
 
     def _verified(self, request: Received) -> Delivered:
-        given = [
+        name, sent_at, signatures = (
             (request.header(f"webhook-{part}") or "").encode()
             for part in ("id", "timestamp", "signature")
-        ]
+        )
         keys = [signing.decode_secret(text) for text in self.secrets]
         assert request.method == "POST"
         assert request.header("content-type") == "application/json"
-        assert signing.timely(given[1].decode(), self._clock())
-        assert signing.verify(keys, *given, request.body), "the signature is not valid"
-        return Delivered(given[0].decode(), int(given[1]), request.body)
+        assert signing.timely(sent_at.decode(), self._clock())
+        assert signing.verify(keys, name, sent_at, signatures, request.body), "not signed by us"
+        return Delivered(name.decode(), int(sent_at), request.body)
 
     def types(self) -> list[str]:
         return [attempt.type for attempt in self.attempts]

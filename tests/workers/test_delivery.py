@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -142,7 +143,7 @@ async def test_a_secret_that_is_being_rotated_signs_along(stage: Stage) -> None:
         stage.callback.secrets[:] = [known]
         task = await stage.tools.create(stage.client)
         await stage.client.cancel(task.id)
-        await eventually(lambda ref=task.ref: stage.callback.about(ref))
+        await eventually(partial(stage.callback.about, task.ref))
 
 
 # --- attempts ---------------------------------------------------------------------------------
