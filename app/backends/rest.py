@@ -97,6 +97,7 @@ def router(
         wait: Annotated[int, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0,
     ) -> Response:
         backend = await sender(request)
+        _refuse_others(request, "after", "wait")
         if after is not None:
             await acknowledge(broker, backend, inputs.signal_ids(after))
         asking = news(broker, backend, wait=wait > 0)
@@ -104,6 +105,14 @@ def router(
         return to_response(Answer(200, outputs.news(found)))
 
     return routes
+
+
+def _refuse_others(request: Request, *known: str) -> None:
+    """Refuses parameters that are not known: whoever sends them believes that they do something."""
+    others = request.query_params.keys() - set(known)
+    if others:
+        faults = [Fault(f"/{name}", f"the parameters are {' and '.join(known)}") for name in others]
+        raise Invalid("There is no such parameter.", faults=faults)
 
 
 async def _patiently(

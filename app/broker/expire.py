@@ -16,8 +16,6 @@ from app.domain.tasks import Task
 BATCH = 500
 EVENTS_REMEMBERED = timedelta(hours=25)
 SIGNALS_KEPT = timedelta(days=7)
-RETURN_GRACE = timedelta(seconds=30)
-"""How long tool servers have to report again after the broker, or its database, was away."""
 _EVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -46,8 +44,8 @@ async def sweep(broker: Broker, connection: Driver, since: datetime | None = Non
     no longer needed is deleted.
 
     In bounded batches, until one comes back short; other replicas may do the same at once. `since`
-    is when the broker could be reached again after it was away: a task of which nothing was heard
-    since then is not stalled before RETURN_GRACE is over.
+    is when the broker could be reached again after it was away: nobody could report before, so
+    silence counts from then on.
     """
 
     async def overdue(due: Statement, **more: object) -> int:
@@ -62,10 +60,12 @@ async def sweep(broker: Broker, connection: Driver, since: datetime | None = Non
 
     now = broker.clock()
     purge_before = after(now, -broker.policy.expired_grace_ms)
-    returning = since is not None and now < since + RETURN_GRACE
+    silent_since = since or _EVER
     return Swept(
-        cancelled=await overdue(sweeping.CANCEL_DUE),
-        stalled=await overdue(sweeping.STALL_DUE, signs_since=since if returning else _EVER),
+        cancelled=await overdue(
+            sweeping.CANCEL_DUE, silent_since=silent_since, grace_ms=broker.policy.cancel_grace_ms
+        ),
+        stalled=await overdue(sweeping.STALL_DUE, silent_since=silent_since),
         expired=await overdue(sweeping.EXPIRY_DUE),
         purged=await _until_short(lambda: sweeping.purge(connection, purge_before, BATCH)),
         events_forgotten=await _until_short(

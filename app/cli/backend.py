@@ -1,5 +1,6 @@
 """`taskbroker backend`: tool servers that may use the broker."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -310,15 +311,24 @@ def remove(
             if live and not force:
                 raise Refused(f"{name} has {live} live tasks; --force removes them too.")
             await backends.set_disabled(connection, backend.id, broker.clock())
-        removed = 0
-        while True:
-            async with broker.db.transaction() as connection:
-                batch = await backends.remove_tasks(connection, backend.id, REMOVED_AT_ONCE)
-                removed += batch
-                if batch < REMOVED_AT_ONCE:
-                    return removed + await backends.remove(connection, backend.id)
+        removed = await _in_batches(broker, backend, backends.remove_tasks)
+        await _in_batches(broker, backend, backends.remove_signals)
+        async with broker.db.transaction() as connection:
+            return removed + await backends.remove(connection, backend.id)
 
     print(f"{name} is removed, with {run(action)} tasks.")
+
+
+async def _in_batches(
+    broker: Broker, backend: Backend, remove: Callable[[Connection, int, int], Awaitable[int]]
+) -> int:
+    """Removes what belongs to a backend, in bounded transactions; how many."""
+    removed, batch = 0, REMOVED_AT_ONCE
+    while batch == REMOVED_AT_ONCE:
+        async with broker.db.transaction() as connection:
+            batch = await remove(connection, backend.id, REMOVED_AT_ONCE)
+        removed += batch
+    return removed
 
 
 def _way_of_signals(backend: Backend) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from app.broker.context import Broker
 from app.cli.backend import named
-from app.cli.runtime import AsJson, print_members, print_rows, run
+from app.cli.runtime import AsJson, note, print_members, print_rows, run
 from app.db import signals
 from app.db.signals import Delivery, DeliveryFilter
 from app.domain.clock import iso
@@ -49,7 +49,8 @@ def list_deliveries(
 @app.command()
 def redeliver(
     deliveries: Annotated[
-        list[int] | None, typer.Argument(help="Which ones, by the id that `list` shows.")
+        list[int] | None,
+        typer.Argument(min=1, max=2**63 - 1, help="Which ones, by the id that `list` shows."),
     ] = None,
     backend: Annotated[
         str | None, typer.Option(help="All dead ones of this backend instead.")
@@ -58,7 +59,7 @@ def redeliver(
 ) -> None:
     """Send signals again, with their first webhook-id, and attempts as for new ones.
 
-    Those that are still on their way are left alone.
+    Those that are still on their way are left alone. Ends with 1 if there is nothing to send.
 
     Example: `taskbroker delivery redeliver --backend image-tools`
     """
@@ -76,9 +77,12 @@ def redeliver(
     if as_json:
         print_members({"redelivered": again}, as_json=True)
     elif again:
-        print(f"On their way again: {', '.join(map(str, again))}.")
-    else:
-        print("Nothing to send again: there are no such deliveries, or they are on their way.")
+        print(f"Pending again: {', '.join(map(str, again))}.")
+    if left_out := sorted(set(deliveries or ()) - set(again)):
+        note(f"Left alone, as pending or not there: {', '.join(map(str, left_out))}.")
+    if not again:
+        note("There is nothing to send again.")
+        raise typer.Exit(1)
 
 
 def _row(delivery: Delivery) -> dict[str, Any]:

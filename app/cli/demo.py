@@ -134,7 +134,7 @@ async def _register(broker: Broker, box: SecretBox, *, url: str) -> tuple[str, s
         backend = await backends.by_name(connection, NAME)
         if backend is None:
             backend = await backends.add(connection, NAME, terms)
-        elif not _is_ours(backend):
+        elif not is_ours(backend):
             raise SettingsError(
                 f"there is a backend {NAME} already that is not this demo: "
                 f"`taskbroker backend remove {NAME}`, or serve without --demo"
@@ -159,7 +159,7 @@ async def _leave(broker: Broker, _: SecretBox, *, url: str) -> None:
                 await backends.set_terms(connection, backend.id, terms)
 
 
-def _is_ours(backend: Backend) -> bool:
-    """Whether a backend of this name is what an earlier `serve --demo` has left."""
+def is_ours(backend: Backend) -> bool:
+    """Whether a backend with the name of the demo is what `serve --demo` has made."""
     left = filter(None, (backend.terms.mcp_url, backend.terms.callback_url))
     return backend.terms.allow_anonymous and all(url.startswith(_HERE) for url in left)

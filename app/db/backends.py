@@ -28,6 +28,9 @@ _BACKEND = [
 ]
 
 
+_CALLBACK_IS_WELL = {"callback_gone_at": None, "callback_rests_until": None}
+
+
 def _to_backend(row: Sequence[Any]) -> Backend:
     id_, name, disabled_at, created_at, gone_at, *terms = row
     return Backend(id_, name, BackendTerms(*terms), disabled_at, created_at, gone_at)
@@ -73,7 +76,7 @@ async def any_allows_anonymous(connection: AsyncConnection) -> bool:
 
 async def set_terms(connection: AsyncConnection, backend_id: int, terms: BackendTerms) -> None:
     """What an operator has set is worth trying, also a callback that was gone."""
-    values = {field: getattr(terms, field) for field in _TERMS} | {"callback_gone_at": None}
+    values = {field: getattr(terms, field) for field in _TERMS} | _CALLBACK_IS_WELL
     await connection.execute(update(B).where(B.c.id == backend_id).values(values))
 
 
@@ -83,8 +86,20 @@ async def set_disabled(connection: AsyncConnection, backend_id: int, at: datetim
 
 async def set_enabled(connection: AsyncConnection, backend_id: int) -> None:
     """Lets it in, and its callback be tried again."""
-    values = {"disabled_at": None, "callback_gone_at": None}
+    values = {"disabled_at": None} | _CALLBACK_IS_WELL
     await connection.execute(update(B).where(B.c.id == backend_id).values(values))
+
+
+async def let_callback_rest(
+    connection: AsyncConnection, backend_id: int, url: str, until: datetime
+) -> None:
+    """Notes that the callback `url` has asked to be left alone until then."""
+    latest = func.greatest(B.c.callback_rests_until, until)
+    await connection.execute(
+        update(B)
+        .where(B.c.id == backend_id, B.c.callback_url == url)
+        .values(callback_rests_until=latest)
+    )
 
 
 async def set_callback_gone(
@@ -102,6 +117,14 @@ async def remove_tasks(connection: AsyncConnection, backend_id: int, limit: int)
     t = schema.tasks.c
     batch = select(t.task_ref).where(t.backend_id == backend_id).limit(limit)
     deleted = await connection.execute(delete(schema.tasks).where(t.task_ref.in_(batch)))
+    return deleted.rowcount
+
+
+async def remove_signals(connection: AsyncConnection, backend_id: int, limit: int) -> int:
+    """Deletes a batch of a backend's signals; how many."""
+    s = schema.signals.c
+    batch = select(s.id).where(s.backend_id == backend_id).limit(limit)
+    deleted = await connection.execute(delete(schema.signals).where(s.id.in_(batch)))
     return deleted.rowcount
 
 

@@ -62,31 +62,62 @@ class Claimed(Outstanding):
     created_at: datetime
 
 
+LOOKED_AT = 64
+"""How many due signals of one backend a claim looks at, to find some that may be sent."""
+
 # --- sending ----------------------------------------------------------------------------------
 
 # A lease is a `due_at` in the future: if nobody records what became of it, it is due again.
+# Candidates are chosen before they are locked. One that waits for an older signal about its task
+# is put off until that one is tried again, so that it is not looked at each time.
 CLAIM = Statement(
     text(f"""
-    WITH open AS (
-        SELECT b.id, b.name, b.callback_url, coalesce(free.n, :free_otherwise) AS free
+    WITH ready AS (
+        SELECT b.id, b.name, b.callback_url, coalesce(free.n, :each) AS free
         FROM backends b LEFT JOIN unnest(:ids, :frees) AS free (id, n) ON free.id = b.id
         WHERE b.callback_url IS NOT NULL AND b.callback_gone_at IS NULL AND b.disabled_at IS NULL
-    ), due AS (
-        SELECT signal.id, open.name, open.callback_url
-        FROM open CROSS JOIN LATERAL (
-            SELECT s.id FROM signals s
-            WHERE s.backend_id = open.id AND s.{schema.PENDING} AND s.due_at <= :now
-                AND NOT EXISTS (
-                    SELECT FROM signals earlier
-                    WHERE earlier.task_ref = s.task_ref AND earlier.id < s.id
-                        AND earlier.{schema.PENDING}
-                )
-            ORDER BY s.due_at, s.id
-            LIMIT open.free
-            FOR UPDATE SKIP LOCKED
-        ) signal
+            AND coalesce(b.callback_rests_until <= :now, true) AND coalesce(free.n, :each) > 0
+            AND EXISTS (
+                SELECT FROM signals s
+                WHERE s.backend_id = b.id AND s.{schema.PENDING} AND s.due_at <= :now
+            )
         ORDER BY random()
         LIMIT :room
+    ), seen AS MATERIALIZED (
+        SELECT ready.*, s.id AS signal_id, s.size, first.id AS first_id, first.attempts AS tried,
+            first.due_at AS first_due_at, row_number() OVER (PARTITION BY ready.id, first.id = s.id
+                ORDER BY s.due_at, s.id) AS place
+        FROM ready CROSS JOIN LATERAL (
+            SELECT id, task_ref, due_at, octet_length(body) AS size FROM signals
+            WHERE backend_id = ready.id AND {schema.PENDING} AND due_at <= :now
+            ORDER BY due_at, id
+            LIMIT {LOOKED_AT}
+        ) s CROSS JOIN LATERAL (
+            SELECT id, attempts, due_at FROM signals
+            WHERE task_ref = s.task_ref AND {schema.PENDING}
+            ORDER BY id
+            LIMIT 1
+        ) first
+    ), behind AS (
+        SELECT s.id, seen.first_due_at FROM signals s JOIN seen ON seen.signal_id = s.id
+        WHERE seen.first_id <> s.id AND seen.tried > 0 AND seen.first_due_at > :now
+            AND s.{schema.PENDING}
+        FOR UPDATE OF s SKIP LOCKED
+    ), put_off AS (
+        UPDATE signals s SET due_at = behind.first_due_at FROM behind WHERE s.id = behind.id
+    ), chosen AS (
+        SELECT signal_id, name, callback_url FROM (
+            SELECT *, sum(size) OVER (ORDER BY place, signal_id) - size AS size_before
+            FROM seen WHERE first_id = signal_id AND place <= free
+        ) candidates
+        WHERE size_before < :bytes
+        ORDER BY place, signal_id
+        LIMIT :room
+    ), due AS (
+        SELECT s.id, chosen.name, chosen.callback_url
+        FROM signals s JOIN chosen ON chosen.signal_id = s.id
+        WHERE s.{schema.PENDING} AND s.due_at <= :now
+        FOR UPDATE OF s SKIP LOCKED
     )
     UPDATE signals s SET due_at = :lease_end
     FROM due WHERE s.id = due.id
@@ -95,8 +126,9 @@ CLAIM = Statement(
 """).bindparams(  # noqa: S608 - nothing of anybody else's is in it
         bindparam("ids", type_=ARRAY(Integer)),
         bindparam("frees", type_=ARRAY(Integer)),
-        bindparam("free_otherwise", type_=Integer),
+        bindparam("each", type_=Integer),
         bindparam("room", type_=Integer),
+        bindparam("bytes", type_=BigInteger),
         bindparam("now", type_=schema.Moment),
         bindparam("lease_end", type_=schema.Moment),
     )
@@ -111,9 +143,10 @@ async def claim(
     each: int,
     free: Mapping[int, int],
     room: int,
+    size: int,
 ) -> list[Claimed]:
-    """Takes signals that are due: at most `room`, of one backend as many as it has `free`, or
-    `each`.
+    """Takes signals that are due: at most `room`, and about `size` bytes; of one backend as many
+    as it has `free`, or `each`.
     """
     rows = await CLAIM.fetch(
         connection,
@@ -121,8 +154,9 @@ async def claim(
         lease_end=lease_end,
         ids=list(free.keys()),
         frees=list(free.values()),
-        free_otherwise=each,
+        each=each,
         room=room,
+        bytes=size,
     )
     return [Claimed(*row) for row in rows]
 
@@ -150,12 +184,26 @@ def _record() -> Statement:
     # A delivery counts in any case. A failure does only if nobody has taken the signal over.
     delivered = made.c.status == literal_column(f"'{SignalStatus.DELIVERED}'")
     counts = or_(delivered, S.c.attempts == made.c.attempts - literal_column("1"))
-    return Statement(
+    recorded = (
         update(S)
         .values({c.name: made.c[c.name] for c in _ATTEMPT if c.name != "id"})
         .where(S.c.id == made.c.id, _PENDING, counts)
-        .returning(S.c.id)
+        .returning(S.c.id, S.c.task_ref, S.c.ended_at)
+        .cte("recorded")
     )
+    # Those behind one that has ended need not wait until it would have been tried again.
+    behind = S.alias("behind")
+    freed = (
+        update(behind)  # type: ignore[arg-type]  # an alias of a table is one, whatever it says
+        .values(due_at=recorded.c.ended_at)
+        .where(
+            behind.c.task_ref == recorded.c.task_ref,
+            behind.c.id > recorded.c.id,
+            text(f"behind.{schema.PENDING}"),
+            behind.c.due_at > recorded.c.ended_at,
+        )
+    )
+    return Statement(select(recorded.c.id).add_cte(freed.cte("freed")))
 
 
 RECORD = _record()
@@ -191,20 +239,36 @@ OUTSTANDING = Statement(
     text(f"""
     SELECT wanted.id AS backend_id, s.id, s.webhook_id, s.body
     FROM (SELECT DISTINCT unnest(:backends) AS id) wanted CROSS JOIN LATERAL (
-        SELECT s.id, s.webhook_id, s.body FROM signals s
-        WHERE s.backend_id = wanted.id AND s.{schema.PENDING} ORDER BY s.id LIMIT :limit
+        SELECT id, webhook_id, body FROM (
+            SELECT *, sum(octet_length(body)) OVER (ORDER BY id) - octet_length(body) AS before
+            FROM (
+                SELECT id, webhook_id, body FROM signals
+                WHERE backend_id = wanted.id AND {schema.PENDING} ORDER BY id LIMIT :limit
+            ) oldest
+        ) sized
+        WHERE before < :bytes
     ) s
     ORDER BY s.id
 """).bindparams(  # noqa: S608 - nothing of anybody else's is in it
-        bindparam("backends", type_=ARRAY(Integer)), bindparam("limit", type_=Integer)
+        bindparam("backends", type_=ARRAY(Integer)),
+        bindparam("limit", type_=Integer),
+        bindparam("bytes", type_=BigInteger),
     )
 )
 LARGEST_BATCH = 100
+LARGEST_BATCH_BYTES = 2 * 1024 * 1024
 
 
 async def outstanding(connection: Driver, backend_ids: Sequence[int]) -> list[list[Outstanding]]:
-    """For each of these backends its oldest outstanding signals, in their order."""
-    rows = await OUTSTANDING.fetch(connection, backends=list(backend_ids), limit=LARGEST_BATCH)
+    """For each of these backends its oldest outstanding signals, in their order: a bounded number,
+    of a bounded size, but at least one if there is any.
+    """
+    rows = await OUTSTANDING.fetch(
+        connection,
+        backends=list(backend_ids),
+        limit=LARGEST_BATCH,
+        bytes=LARGEST_BATCH_BYTES,
+    )
     found: dict[int, list[Outstanding]] = {id_: [] for id_ in backend_ids}
     for backend_id, *signal in rows:
         found[backend_id].append(Outstanding(*signal))

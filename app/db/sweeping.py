@@ -10,8 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     ColumnElement,
+    Delete,
     Table,
     TextClause,
     bindparam,
@@ -29,6 +31,7 @@ from app.db.statements import Statement
 from app.domain.tasks import Task
 
 T = schema.tasks
+S = schema.signals
 
 
 def _due(due_at: Column[Any], *conditions: ColumnElement[bool] | TextClause) -> Statement:
@@ -41,16 +44,23 @@ def _due(due_at: Column[Any], *conditions: ColumnElement[bool] | TextClause) -> 
     )
 
 
-_last_sign = T.c.stall_due_at - T.c.stall_after_ms * text("interval '1 millisecond'")
+_MILLISECOND = text("interval '1 millisecond'")
+_since = bindparam("silent_since", type_=schema.Moment)
+_now = bindparam("now", type_=schema.Moment)
+_grace = bindparam("grace_ms", type_=BigInteger)
 
 EXPIRY_DUE = _due(T.c.expires_at, text(schema.EXPIRING))
-CANCEL_DUE = _due(T.c.cancel_due_at)
-STALL_DUE = _due(T.c.stall_due_at, _last_sign >= bindparam("signs_since", type_=schema.Moment))
+CANCEL_DUE = _due(T.c.cancel_due_at, _since + _grace * _MILLISECOND <= _now)
+STALL_DUE = _due(T.c.stall_due_at, _since + T.c.stall_after_ms * _MILLISECOND <= _now)
 
 
-def _delete_batch(
+def _delete_batch(table: Table, moment: Column[Any]) -> Statement:
+    return Statement(_batch(table, moment).returning(literal_column("1")))
+
+
+def _batch(
     table: Table, moment: Column[Any], *conditions: ColumnElement[bool] | TextClause
-) -> Statement:
+) -> Delete:
     # By row address: whatever the size of the table, no plan but the direct one is possible.
     address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
     batch = (
@@ -62,11 +72,23 @@ def _delete_batch(
         .with_for_update(skip_locked=True)
         .scalar_subquery()
     )
-    doomed = address == func.any(func.array(batch))
-    return Statement(delete(table).where(doomed).returning(literal_column("1")))
+    return delete(table).where(address == func.any(func.array(batch)))
 
 
-PURGE = _delete_batch(schema.tasks, T.c.expires_at, text(f"NOT ({schema.EXPIRING})"))
+def _purge() -> Statement:
+    """Tasks, and the signals about them that their backends have got."""
+    purged = (
+        _batch(schema.tasks, T.c.expires_at, text(f"NOT ({schema.EXPIRING})"))
+        .returning(T.c.task_ref)
+        .cte("purged")
+    )
+    told = delete(S).where(
+        S.c.task_ref.in_(select(purged.c.task_ref)), text("signals.status IN ('delivered', 'seen')")
+    )
+    return Statement(select(purged.c.task_ref).add_cte(told.cte("told")))
+
+
+PURGE = _purge()
 FORGET_EVENTS = _delete_batch(schema.events_seen, schema.events_seen.c.seen_at)
 FORGET_SIGNALS = _delete_batch(schema.signals, schema.signals.c.created_at)
 

@@ -117,7 +117,7 @@ def retry_after(value: str, now: datetime) -> int | None:
     else:
         try:
             moment = parsedate_to_datetime(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if moment.tzinfo is None:  # "-0000": UTC, says RFC 5322, from nowhere in particular
             moment = moment.replace(tzinfo=UTC)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from io import BytesIO
 from ipaddress import IPv4Address, ip_address
 
 import aiohappyeyeballs
@@ -41,6 +42,8 @@ class Kind(StrEnum):
     UNREACHABLE = "unreachable"  # no address, or no connection
     TLS = "tls"
     BROKEN = "broken"  # broken off, or no HTTP
+    FAULT = "fault"
+    """Of ours."""
     FORBIDDEN = "forbidden"  # nothing may be sent to this URL
 
 
@@ -119,7 +122,7 @@ class Callbacks:
         ) as session:
             response = await session.post(
                 URL(url, encoded=True),
-                data=body,
+                data=BytesIO(body),  # which may be large
                 headers=headers,
                 skip_auto_headers=_AUTOMATIC,
                 allow_redirects=False,

@@ -29,12 +29,16 @@ from app.workers.callbacks import Callbacks, Kind, Outcome
 EACH = 8
 """How many signals go to one backend at a time, from one process."""
 ROOM = 500
-"""How many signals a process sends at a time."""
+"""How many signals a process sends at a time; with half of them taken, one to each backend."""
+ROOM_BYTES = 32 * 1024 * 1024
+SPACING_SECONDS = 0.01
+"""Between two looks for signals, so that a rush shares them."""
 LEASE = timedelta(seconds=30)
 """How long a claimed signal is left to its worker: twice the time of an attempt."""
 DRAIN_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """How long to leave a database alone that has just failed."""
+_NO_SECRET = "it has no webhook secret that can be used: `taskbroker backend rotate-secret NAME`"  # noqa: S105 - a sentence
 _SLOW = (Kind.TIMEOUT, Kind.UNREACHABLE)
 _HEADERS = {"content-type": "application/json", "user-agent": f"taskbroker/{__version__}"}
 
@@ -54,8 +58,6 @@ class DeliveryWorker:
         self._sending: dict[asyncio.Task[None], Claimed] = {}
         self._slow: set[int] = set()
         """Backends that let us wait: they get one signal at a time until one arrives."""
-        self._resting: dict[int, datetime] = {}
-        """Backends that have asked to be left alone until then."""
 
     async def run(self) -> None:
         """Claims and sends until it is cancelled; a database that is away is waited for."""
@@ -66,6 +68,7 @@ class DeliveryWorker:
                         while not connection.is_closed():
                             for claimed in await self._claim(connection):
                                 self._send(claimed, news)
+                            await asyncio.sleep(SPACING_SECONDS)
                             await changed(news, slow_look())
                 except BrokerError as error:
                     log.warning("deliveries wait for the database", reason=error.detail)
@@ -93,18 +96,19 @@ class DeliveryWorker:
     async def _claim(self, connection: Driver) -> list[Claimed]:
         now = self._broker.clock()
         room = ROOM - len(self._sending)
-        if room <= 0:
+        size = ROOM_BYTES - sum(len(claimed.body) for claimed in self._sending.values())
+        if room <= 0 or size <= 0:
             return []
+        each = EACH if room > ROOM // 2 else 1
         return await signals.claim(
-            connection, now, now + LEASE, each=EACH, free=self._free(now), room=room
+            connection, now, now + LEASE, each=each, free=self._free(each), room=room, size=size
         )
 
-    def _free(self, now: datetime) -> Mapping[int, int]:
-        """How many more signals each backend may get now, where that is not EACH."""
-        self._resting = {id_: until for id_, until in self._resting.items() if until > now}
-        free = dict.fromkeys(self._slow, 1) | dict.fromkeys(self._resting, 0)
+    def _free(self, each: int) -> Mapping[int, int]:
+        """How many more signals each backend may get now, where that is not `each`."""
+        free = dict.fromkeys(self._slow, 1)
         for id_, busy in Counter(claimed.backend_id for claimed in self._sending.values()).items():
-            free[id_] = max(0, free.get(id_, EACH) - busy)
+            free[id_] = max(0, free.get(id_, each) - busy)
         return free
 
     def _send(self, claimed: Claimed, news: asyncio.Event) -> None:
@@ -118,53 +122,55 @@ class DeliveryWorker:
 
     async def _deliver(self, claimed: Claimed) -> None:
         try:
-            outcome = await self._attempt(claimed)
-            await self._record(claimed, outcome)
+            await self._record(claimed, await self._attempt(claimed))
         except BrokerError as error:  # its lease runs out, and it is sent again
             log.warning("a delivery was not recorded", reason=error.detail, **_who(claimed))
-        except Exception:
-            log.exception("a delivery failed", **_who(claimed))
 
     async def _attempt(self, claimed: Claimed) -> Outcome:
         body = claimed.body.encode()
-        signed = await self._signers.headers(
-            claimed.backend_id, claimed.webhook_id, self._broker.clock(), body
-        )
-        if signed is None:
-            mend = "it has no webhook secret that can be used: `taskbroker backend rotate-secret`"
-            return Outcome(Kind.FORBIDDEN, detail=mend)
-        return await self._callbacks.post(claimed.url, _HEADERS | signed, body)
+        try:
+            signed = await self._signers.headers(
+                claimed.backend_id, claimed.webhook_id, self._broker.clock(), body
+            )
+            if signed is None:
+                return Outcome(Kind.FORBIDDEN, detail=_NO_SECRET)
+            return await self._callbacks.post(claimed.url, _HEADERS | signed, body)
+        except BrokerError:
+            raise
+        except Exception:  # a fault of ours is an attempt as well, or it would never end
+            log.exception("a delivery failed", **_who(claimed))
+            return Outcome(Kind.FAULT)
 
     async def _record(self, claimed: Claimed, outcome: Outcome) -> None:
         now = self._broker.clock()
-        attempt = self._judge(claimed, outcome, now)
-        self._learn(claimed, outcome, now)
-        if outcome.kind is Kind.GONE:
+        wait = None if outcome.retry_after is None else retry_after(outcome.retry_after, now)
+        attempt = self._judge(claimed, outcome, now, wait)
+        if outcome.kind in _SLOW:
+            self._slow.add(claimed.backend_id)
+        elif outcome.kind is Kind.DELIVERED:
+            self._slow.discard(claimed.backend_id)
+        if outcome.kind is Kind.GONE or wait is not None:
+            whose = (claimed.backend_id, claimed.url)
             async with self._broker.db.transaction() as connection:
-                await backends.set_callback_gone(connection, claimed.backend_id, claimed.url, now)
+                if wait is None:
+                    await backends.set_callback_gone(connection, *whose, now)
+                else:
+                    await backends.let_callback_rest(connection, *whose, after(now, wait))
         if await self._broker.db.record(attempt):
             self._tell(claimed, outcome, attempt)
 
-    def _judge(self, claimed: Claimed, outcome: Outcome, now: datetime) -> Attempt:
+    def _judge(
+        self, claimed: Claimed, outcome: Outcome, now: datetime, wait: int | None
+    ) -> Attempt:
         made = claimed.attempts + 1
         if outcome.kind is Kind.DELIVERED:
             status, due_at = SignalStatus.DELIVERED, None
         else:
             chance = random.random()  # noqa: S311 - no secret
-            due_at = next_attempt(made, now, chance, _asked_wait(outcome, now))
+            due_at = next_attempt(made, now, chance, wait)
             status = SignalStatus.DEAD if due_at is None else SignalStatus.PENDING
         ended_at = now if due_at is None else None
         return Attempt(claimed.id, made, now, _exactly(outcome), status, due_at, ended_at)
-
-    def _learn(self, claimed: Claimed, outcome: Outcome, now: datetime) -> None:
-        """How the backend is to be treated from now on."""
-        if outcome.kind in _SLOW:
-            self._slow.add(claimed.backend_id)
-        elif outcome.kind is Kind.DELIVERED:
-            self._slow.discard(claimed.backend_id)
-        wait = _asked_wait(outcome, now)
-        if wait is not None:
-            self._resting[claimed.backend_id] = after(now, wait)
 
     def _tell(self, claimed: Claimed, outcome: Outcome, attempt: Attempt) -> None:
         self._metrics.deliveries.labels(claimed.backend, _roughly(outcome)).inc()
@@ -190,10 +196,6 @@ def _roughly(outcome: Outcome) -> str:
     if outcome.kind is Kind.STATUS and outcome.status is not None:
         return f"{outcome.status // 100}xx"
     return outcome.kind
-
-
-def _asked_wait(outcome: Outcome, now: datetime) -> int | None:
-    return None if outcome.retry_after is None else retry_after(outcome.retry_after, now)
 
 
 def _who(claimed: Claimed) -> dict[str, object]:

@@ -14,6 +14,7 @@ PENDING = "status = 'pending'"
 
 def upgrade() -> None:
     op.add_column("backends", sa.Column("callback_gone_at", sa.DateTime(timezone=True)))
+    op.add_column("backends", sa.Column("callback_rests_until", sa.DateTime(timezone=True)))
     op.create_check_constraint(
         op.f("backends_gone_callback_was_there_check"),
         "backends",
@@ -72,10 +73,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("signals_pkey")),
     )
     op.create_index(op.f("signals_created_at_idx"), "signals", ["created_at"])
+    op.create_index(op.f("signals_backend_id_id_idx"), "signals", ["backend_id", "id"])
+    op.create_index(op.f("signals_task_ref_id_idx"), "signals", ["task_ref", "id"])
     for name, columns in (
-        ("signals_due_idx", ["backend_id", "due_at"]),
+        ("signals_due_idx", ["backend_id", "due_at", "id"]),
         ("signals_pending_idx", ["backend_id", "id"]),
-        ("signals_of_task_idx", ["task_ref", "id"]),
+        ("signals_pending_of_task_idx", ["task_ref", "id"]),
     ):
         op.create_index(name, "signals", columns, postgresql_where=sa.text(PENDING))
     op.create_index(
@@ -90,3 +93,4 @@ def downgrade() -> None:
     op.drop_column("tasks", "expired_at")
     op.drop_constraint(op.f("backends_gone_callback_was_there_check"), "backends")
     op.drop_column("backends", "callback_gone_at")
+    op.drop_column("backends", "callback_rests_until")

@@ -128,6 +128,22 @@ async def test_more_than_a_hundred_come_in_portions(
     assert (await news(service, tools, after=second["cursor"]))["signals"] == []
 
 
+async def test_large_signals_come_in_smaller_portions(
+    service: Service, tools: ToolServer, client: McpClient
+) -> None:
+    """About two megabytes at a time, and always at least one signal."""
+    answer = {"action": "accept", "content": {"text": "x" * 900_000}}
+    for _ in range(5):
+        task = await tools.create(client)
+        await tools.ask(task, "sure")
+        await client.update(task.id, {"sure": answer})
+    sizes, cursor = [], "0"
+    while portion := (found := await news(service, tools, after=cursor))["signals"]:
+        sizes.append(len(portion))
+        cursor = found["cursor"]
+    assert sizes == [3, 2]
+
+
 async def test_who_waits_is_answered_when_something_happens(
     service: Service, tools: ToolServer, client: McpClient
 ) -> None:
@@ -144,6 +160,7 @@ async def test_who_waits_is_told_what_happens_on_another_replica(
     async with running_service(service.settings, clock) as other:
         task = await tools.create(client)
         waiting = asyncio.create_task(news(service, tools, wait=60))
+        await eventually(lambda: somebody_waits(service))
         await client.at(other).cancel(task.id)
         assert told(await waiting) == [("task.cancel_requested", task.ref)]
 
@@ -203,6 +220,7 @@ async def test_an_operator_who_ends_a_task_lets_its_backend_know(
         ({"after": "1.-1"}, "/after"),
         ({"after": "9" * 19}, "/after"),
         ({"after": ".".join(["1"] * 101)}, "/after"),
+        ({"cursor": "0"}, "/cursor"),
         ({"wait": "61"}, "/wait"),
         ({"wait": "-1"}, "/wait"),
         ({"wait": "long"}, "/wait"),

@@ -1,37 +1,72 @@
 """What the passing of time does to tasks, and what it must not do."""
 
-from app.broker.expire import RETURN_GRACE, SIGNALS_KEPT, Swept, sweep
+from app.broker.expire import SIGNALS_KEPT, sweep
 from app.db import signals
 from app.db.signals import DeliveryFilter
 from tests.support.clock import ShiftedClock
-from tests.support.service import Service
+from tests.support.service import Service, running_service
 
 STALL_MS = 5_000
 DAY_MS = 86_400_000
 
 
-async def test_a_task_is_not_stalled_because_the_broker_was_away(
+async def test_silence_counts_from_the_return_of_a_broker_that_was_away(
     service: Service, clock: ShiftedClock
 ) -> None:
-    """Nobody could report meanwhile: its tool server has some time to be heard again."""
+    """Nobody could report meanwhile: each tool server has its promised time once more."""
     tools, client = await service.tool_server(), service.client()
-    silent, heard = [await tools.create(client, stallAfterMs=STALL_MS) for _ in range(2)]
+    silent, heard, cancelled = [await tools.create(client, stallAfterMs=STALL_MS) for _ in range(3)]
+    await client.cancel(cancelled.id)
     clock.advance(seconds=60)
     back_since = clock()
 
-    async def sweep_of_one_that_is_back() -> Swept:
+    async def sweep_of_one_that_is_back() -> tuple[int, int]:
         async with service.broker.db.own_connection() as connection:
-            return await sweep(service.broker, connection, back_since)
+            swept = await sweep(service.broker, connection, back_since)
+        return swept.stalled, swept.cancelled
 
-    assert (await sweep_of_one_that_is_back()).stalled == 0
+    assert await sweep_of_one_that_is_back() == (0, 0)
+    clock.advance(milliseconds=STALL_MS // 2)
     await tools.report(heard, statusMessage="here I am")
-    clock.advance(milliseconds=STALL_MS // 2)
-    assert (await sweep_of_one_that_is_back()).stalled == 0
-    clock.advance(milliseconds=STALL_MS // 2)
-    assert (await sweep_of_one_that_is_back()).stalled == 1, "it was heard, and has fallen silent"
-    clock.advance(milliseconds=int(RETURN_GRACE.total_seconds() * 1000))
-    assert (await sweep_of_one_that_is_back()).stalled == 1
+    await tools.report(cancelled, stallAfterMs=None)
+    assert await sweep_of_one_that_is_back() == (0, 0)
+    clock.advance(milliseconds=STALL_MS // 2 + 1)
+    assert await sweep_of_one_that_is_back() == (1, 0), "the one that is silent"
     assert (await client.get(silent.id))["status"] == "failed"
+    clock.advance(milliseconds=STALL_MS)
+    assert await sweep_of_one_that_is_back() == (1, 0)
+    clock.advance(milliseconds=service.settings.cancel_grace_ms)
+    assert await sweep_of_one_that_is_back() == (0, 1)
+
+
+async def test_an_unanswered_wish_has_its_grace_after_the_return(
+    service: Service, clock: ShiftedClock
+) -> None:
+    tools, client = await service.tool_server(), service.client()
+    task = await tools.create(client)
+    await client.cancel(task.id)
+    grace_ms = service.settings.cancel_grace_ms
+    clock.advance(milliseconds=2 * grace_ms)
+    back_since = clock()
+    async with service.broker.db.own_connection() as connection:
+        assert (await sweep(service.broker, connection, back_since)).cancelled == 0
+        clock.advance(milliseconds=grace_ms)
+        assert (await sweep(service.broker, connection, back_since)).cancelled == 1
+
+
+async def test_what_one_replica_has_noticed_holds_for_one_whose_clock_is_behind(
+    service: Service, database_url: str, clock: ShiftedClock
+) -> None:
+    behind = ShiftedClock()
+    async with running_service(service.settings, behind) as late:
+        tools, client = await service.tool_server(), service.client()
+        task = await tools.create(client, ttlMs=60_000)
+        clock.advance(seconds=61)
+        assert (await service.sweep()).expired == 1
+        there = client.at(late)
+        assert "expired" in (await there.error("tasks/cancel", task.id))["message"]
+        assert "expired" in (await there.error("tasks/get", task.id))["message"]
+        assert (await tools.at(late).report(task, stallAfterMs=1_000)).status_code == 410
 
 
 async def test_a_broker_that_was_not_away_stalls_at_once(

@@ -75,14 +75,23 @@ async def test_dead_signals_are_sent_again(
 
     again = await run(taskbroker, "delivery", "redeliver", str(dead[0]), "--json")
     assert again == {"redelivered": [dead[0]]}
-    assert "Nothing to send again" in await run(taskbroker, "delivery", "redeliver", "999")
+    nothing = await asyncio.to_thread(taskbroker, "delivery", "redeliver", "999")
+    assert nothing.exit_code == 1
+    assert "Left alone, as pending or not there: 999." in nothing.stderr
     rest = await run(taskbroker, "delivery", "redeliver", "--backend", "tools", "--json")
     assert rest == {"redelivered": dead[1:]}
     assert await listed(taskbroker, "--status", "dead") == []
 
 
 async def test_what_to_send_again_has_to_be_named(service: Service, taskbroker: Command) -> None:
-    for arguments in ([], ["1", "--backend", "tools"], ["--backend", "nobody"], ["one"]):
+    for arguments in (
+        [],
+        ["1", "--backend", "tools"],
+        ["--backend", "nobody"],
+        ["one"],
+        ["9" * 20],
+        ["0"],
+    ):
         result = await asyncio.to_thread(taskbroker, "delivery", "redeliver", *arguments)
         assert result.exit_code != 0
 

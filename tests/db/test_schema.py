@@ -154,19 +154,32 @@ async def test_the_hot_statements_use_their_indexes(
         (
             decisions.READ,
             {"refs": refs, "webhook_ids": ["msg-1"] * 50},
-            {"tasks_pkey", "input_requests_pkey", "events_seen_pkey", "signals_of_task_idx"},
+            {
+                "tasks_pkey",
+                "input_requests_pkey",
+                "events_seen_pkey",
+                "signals_pending_of_task_idx",
+            },
         ),
-        (sweeping.CANCEL_DUE, {"now": now, "limit": 500}, {"tasks_cancel_due_at_idx"}),
+        (
+            sweeping.CANCEL_DUE,
+            {"now": now, "limit": 500, "silent_since": now, "grace_ms": 1},
+            {"tasks_cancel_due_at_idx"},
+        ),
         (sweeping.EXPIRY_DUE, {"now": now, "limit": 500}, {"tasks_expiring_idx"}),
         (
             sweeping.STALL_DUE,
-            {"now": now, "limit": 500, "signs_since": now},
+            {"now": now, "limit": 500, "silent_since": now},
             {"tasks_stall_due_at_idx"},
         ),
         (sweeping.PURGE, {"cutoff": now, "limit": 500}, {"tasks_expires_at_idx"}),
         (sweeping.FORGET_EVENTS, {"cutoff": now, "limit": 500}, {"events_seen_seen_at_idx"}),
         (sweeping.FORGET_SIGNALS, {"cutoff": now, "limit": 500}, {"signals_created_at_idx"}),
-        (signals.OUTSTANDING, {"backends": [1, 2], "limit": 100}, {"signals_pending_idx"}),
+        (
+            signals.OUTSTANDING,
+            {"backends": [1, 2], "limit": 100, "bytes": 1_000_000},
+            {"signals_pending_idx"},
+        ),
         (
             signals.RECORD,
             {name: [] for name in signals.RECORD.names},
@@ -187,13 +200,14 @@ async def test_a_claim_looks_at_due_signals_only(filled: Driver) -> None:
         "lease_end": now,
         "ids": [1],
         "frees": [2],
-        "free_otherwise": 8,
+        "each": 8,
         "room": 100,
+        "bytes": 1_000_000,
     }
     used, scanned = await indexes_used(
         filled, signals.CLAIM.sql, *arguments_of(signals.CLAIM, **given)
     )
-    assert used >= {"signals_due_idx", "signals_of_task_idx"}
+    assert used >= {"signals_due_idx", "signals_pending_of_task_idx"}
     assert scanned <= {"backends"}
 
 

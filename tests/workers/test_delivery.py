@@ -15,6 +15,8 @@ from app.auth.keys import SecretBox
 from app.db import backends, signals
 from app.db.signals import Delivery, DeliveryFilter
 from app.domain.signals import LONGEST_RETRY_AFTER_MS, RETRIES_MS, SignalStatus
+from app.workers import delivery
+from app.workers.callbacks import Callbacks
 from tests.support.callbacks import OK, Callback, running_callback
 from tests.support.clock import ShiftedClock
 from tests.support.servers import Received, answer_with
@@ -258,6 +260,35 @@ async def test_a_tool_server_that_asks_for_time_gets_none_of_its_other_signals(
     await eventually(lambda: stage.callback.about(second.ref))
 
 
+async def test_all_replicas_leave_a_tool_server_alone_that_asked_for_time(
+    stage: Stage, clock: ShiftedClock
+) -> None:
+    """A shorter wait that is asked for meanwhile does not end the longer one."""
+    stage.callback.answers = [failing(429, retry_after="300"), failing(429, retry_after="60")]
+    stage.callback.otherwise = OK
+    tasks = [await stage.tools.create(stage.client) for _ in range(3)]
+    await asyncio.gather(*(stage.client.cancel(task.id) for task in tasks[:2]))
+
+    async def rests() -> bool:
+        async with stage.service.broker.db.own_connection() as connection:
+            row = await connection.fetchrow("SELECT callback_rests_until FROM backends")
+        return row is not None and row[0] is not None and row[0] > clock() + timedelta(seconds=200)
+
+    await eventually(rests)
+    before = len(stage.callback.attempts)
+    async with running_service(stage.service.settings, clock) as other:
+        await stage.client.at(other).cancel(tasks[2].id)
+        clock.advance(seconds=100)
+        well = await other.tool_server("well", callback_url=stage.callback.url)
+        stage.callback.secrets.append(well.webhook_secret)
+        task_of_well = await well.create(stage.client)
+        await stage.client.at(other).cancel(task_of_well.id)
+        await eventually(lambda: stage.callback.about(task_of_well.ref))
+        assert len(stage.callback.attempts) == before + 1
+        clock.advance(seconds=250)
+        await asyncio.gather(*(ends(other, task, SignalStatus.DELIVERED) for task in tasks))
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_not_followed(stage: Stage, clock: ShiftedClock, status: int) -> None:
     async with running_callback(clock) as elsewhere:
@@ -342,6 +373,29 @@ async def test_signals_about_a_task_arrive_in_order(stage: Stage, clock: Shifted
     ]
 
 
+async def test_what_waits_behind_another_is_sent_as_soon_as_that_has_ended(
+    stage: Stage, clock: ShiftedClock
+) -> None:
+    """Not at the date at which that one would have been tried again."""
+    stage.callback.answers = [failing(500), failing(500)]
+    task = await stage.tools.create(stage.client)
+    await stage.tools.ask(task, "sure")
+    await stage.client.update(task.id, {"sure": ANSWER})
+    await eventually(lambda: len(stage.callback.attempts) == 1)
+    clock.advance(seconds=7)
+    await eventually(lambda: len(stage.callback.attempts) == 2)
+    await stage.client.cancel(task.id)
+
+    async def is_put_off() -> bool:
+        [wish, answers] = await deliveries(stage.service, task)
+        return wish.due_at == answers.due_at and answers.attempts == 2
+
+    await eventually(is_put_off)
+    clock.advance(seconds=37)
+    await eventually(lambda: len(stage.callback.attempts) == 4)
+    assert stage.callback.types()[-2:] == ["task.input_received", "task.cancel_requested"]
+
+
 # --- what need not be sent --------------------------------------------------------------------
 
 
@@ -411,3 +465,64 @@ async def test_a_slow_tool_server_delays_no_other(stage: Stage, clock: ShiftedCl
         assert len(hanging.attempts) == 8
         release.set()
         await eventually(lambda: len(hanging.attempts) == 50)
+
+
+async def test_many_slow_tool_servers_delay_no_other(
+    stage: Stage, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When half of the room is taken, each gets one at a time."""
+    monkeypatch.setattr(delivery, "ROOM", 40)
+    release = asyncio.Event()
+
+    async def hang(request: Received, receive: Receive, send: Send) -> None:
+        await release.wait()
+        await OK(request, receive, send)
+
+    async with running_callback(clock) as hanging:
+        hanging.otherwise = hang
+        for number in range(12):
+            slow = await stage.service.tool_server(f"slow-{number}", callback_url=hanging.url)
+            hanging.secrets.append(slow.webhook_secret)
+            for _ in range(10):
+                await stage.client.cancel((await slow.create(stage.client)).id)
+        task = await stage.tools.create(stage.client)
+        await stage.client.cancel(task.id)
+        await eventually(lambda: stage.callback.about(task.ref), 10)
+        release.set()
+        await eventually(lambda: len(hanging.attempts) == 120)
+
+
+async def test_a_fault_of_ours_counts_as_an_attempt(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(Callbacks, "post", broken)
+    task = await stage.tools.create(stage.client)
+    await stage.client.cancel(task.id)
+
+    async def recorded() -> bool:
+        [delivery] = await deliveries(stage.service, task)
+        return (delivery.attempts, delivery.outcome) == (1, "fault")
+
+    await eventually(recorded)
+
+
+async def test_what_a_tool_server_has_got_is_purged_with_its_task(
+    stage: Stage, clock: ShiftedClock
+) -> None:
+    """What it has not got yet is kept."""
+    task, other = [await stage.tools.create(stage.client, ttlMs=1_000) for _ in range(2)]
+    await stage.client.cancel(task.id)
+    await ends(stage.service, task, SignalStatus.DELIVERED)
+    stage.callback.otherwise = failing(500)
+    await stage.client.cancel(other.id)
+    clock.advance(milliseconds=1_000 + stage.service.settings.expired_grace_ms)
+    await stage.service.sweep()
+    kept = await deliveries(stage.service, task)
+    assert [signal.type for signal in kept] == ["task.expired"]
+    assert {signal.type for signal in await deliveries(stage.service, other)} == {
+        "task.expired",
+        "task.cancel_requested",
+    }
