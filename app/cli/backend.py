@@ -2,9 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -14,7 +16,7 @@ from app.broker.context import Broker
 from app.cli.runtime import AsJson, note, print_members, print_rows, run
 from app.db import backends
 from app.db.database import Connection
-from app.domain.addresses import url_fault
+from app.domain.addresses import public, url_fault
 from app.domain.backends import NAME, Backend, BackendTerms
 from app.domain.clock import iso
 from app.errors import NotFound, Refused
@@ -159,14 +161,13 @@ def _check(terms: BackendTerms) -> None:
 
 
 def _warn(terms: BackendTerms, settings: Settings) -> None:
-    if (
-        terms.callback_url is not None
-        and not terms.callback_url.startswith("https:")
-        and not settings.allow_private_callbacks
-    ):
+    if terms.callback_url is None or settings.allow_private_callbacks:
+        return
+    parts = urlsplit(terms.callback_url)
+    if parts.scheme != "https" or _is_private(parts.hostname or ""):
         note(
-            "Signals are sent by https only, unless the service runs with "
-            "TASKBROKER_ALLOW_PRIVATE_CALLBACKS=true; then by http to private addresses, too."
+            "Signals are sent by https and to public addresses only, unless the service runs with "
+            "TASKBROKER_ALLOW_PRIVATE_CALLBACKS=true; then to private ones too, and there by http."
         )
 
 
@@ -214,9 +215,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
         "liveTasks": live,
         "mcpUrl": backend.terms.mcp_url,
         "callbackUrl": backend.terms.callback_url,
-        "callbackGoneAt": None
-        if backend.callback_gone_at is None
-        else iso(backend.callback_gone_at),
+        "callbackGoneAt": _moment(backend.callback_gone_at),
+        "callbackRestsUntil": _moment(backend.callback_rests_until),
         "allowAnonymous": backend.terms.allow_anonymous,
         "forwardUnknownTasks": backend.terms.forward_unknown_tasks,
         "defaultTtlMs": backend.terms.default_ttl_ms,
@@ -329,6 +329,18 @@ async def _in_batches(
             batch = await remove(connection, backend.id, REMOVED_AT_ONCE)
         removed += batch
     return removed
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else iso(moment)
+
+
+def _is_private(host: str) -> bool:
+    """Whether a host is an address in itself, and not a public one."""
+    try:
+        return not public(ip_address(host))
+    except ValueError:
+        return host == "localhost"
 
 
 def _way_of_signals(backend: Backend) -> str:

@@ -53,13 +53,13 @@ def redeliver(
         typer.Argument(min=1, max=2**63 - 1, help="Which ones, by the id that `list` shows."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="All dead ones of this backend instead.")
+        str | None, typer.Option(help="All of this backend that are dead or have failed so far.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send signals again, with their first webhook-id, and attempts as for new ones.
+    """Send signals now, with their first webhook-id, and attempts as for new ones.
 
-    Those that are still on their way are left alone. Ends with 1 if there is nothing to send.
+    Also those that wait for their next attempt. Ends with 1 if there is nothing to send.
 
     Example: `taskbroker delivery redeliver --backend image-tools`
     """
@@ -79,7 +79,7 @@ def redeliver(
     elif again:
         print(f"Pending again: {', '.join(map(str, again))}.")
     if left_out := sorted(set(deliveries or ()) - set(again)):
-        note(f"Left alone, as pending or not there: {', '.join(map(str, left_out))}.")
+        note(f"There are no such deliveries: {', '.join(map(str, left_out))}.")
     if not again:
         note("There is nothing to send again.")
         raise typer.Exit(1)

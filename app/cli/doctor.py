@@ -14,7 +14,6 @@ from app.cli.demo import is_ours
 from app.cli.runtime import AsJson, print_json, run
 from app.db import backends, health, migrations, signals
 from app.domain.backends import Backend
-from app.domain.signals import SignalStatus
 from app.errors import BrokerError
 from app.settings import Settings
 from app.workers.callbacks import Callbacks, Outcome
@@ -141,7 +140,7 @@ async def _tool_servers(broker: Broker, _: Settings) -> Finding:
 async def _callbacks(broker: Broker, settings: Settings) -> Finding:
     async with broker.db.transaction() as connection:
         registered = await backends.all_of_them(connection)
-        dead = await signals.count_by_status(connection, SignalStatus.DEAD)
+        troubles = await signals.troubles(connection)
     called = {
         backend: backend.terms.callback_url
         for backend in registered
@@ -155,10 +154,16 @@ async def _callbacks(broker: Broker, settings: Settings) -> Finding:
             mends.append(f"`taskbroker backend enable {backend.name}` when it is there again")
         elif fault is not None:
             found.append(f"{backend.name}: {fault.kind}")
-            mends.append(fault.detail or f"start it, or `backend update {backend.name}`")
-    for name, count in dead.items():
-        found.append(f"{count} signals for {name} are dead")
-        mends.append(f"`taskbroker delivery redeliver --backend {name}` when it is well again")
+            mend = fault.detail or f"start it, or `taskbroker backend update {backend.name} …`"
+            mends.append(f"{backend.name}: {mend}")
+    for trouble in troubles:
+        found.append(
+            f"of the signals for {trouble.backend}, {trouble.dead} are dead and {trouble.failing} "
+            f"have failed {signals.SEVERAL} times or more"
+        )
+        mends.append(
+            f"`taskbroker delivery redeliver --backend {trouble.backend}` when it is well again"
+        )
     if found:
         return Finding("callbacks", False, "; ".join(found), "; ".join(mends))
     return Finding("callbacks", True, f"{len(called)}, all can be reached")

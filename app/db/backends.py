@@ -24,6 +24,7 @@ _BACKEND = [
     B.c.disabled_at,
     B.c.created_at,
     B.c.callback_gone_at,
+    B.c.callback_rests_until,
     *(B.c[name] for name in _TERMS),
 ]
 
@@ -32,8 +33,8 @@ _CALLBACK_IS_WELL = {"callback_gone_at": None, "callback_rests_until": None}
 
 
 def _to_backend(row: Sequence[Any]) -> Backend:
-    id_, name, disabled_at, created_at, gone_at, *terms = row
-    return Backend(id_, name, BackendTerms(*terms), disabled_at, created_at, gone_at)
+    id_, name, disabled_at, created_at, gone_at, rests_until, *terms = row
+    return Backend(id_, name, BackendTerms(*terms), disabled_at, created_at, gone_at, rests_until)
 
 
 async def add(connection: AsyncConnection, name: str, terms: BackendTerms) -> Backend:

@@ -350,29 +350,46 @@ async def listing(connection: AsyncConnection, wanted: DeliveryFilter) -> list[D
 async def send_again(
     connection: AsyncConnection, now: datetime, *, ids: Sequence[int] | None, backend_id: int | None
 ) -> list[int]:
-    """Lets signals be sent as if they were new: these, or all dead ones of a backend; which ones.
-
-    Raises nothing for those that are still on their way: they are left alone.
+    """Lets signals be sent now, as if they were new: these, or all of a backend that are dead or
+    wait for another attempt; which ones.
     """
-    ended = (
-        S.c.status != SignalStatus.PENDING if ids is not None else S.c.status == SignalStatus.DEAD
-    )
     statement = (
         update(S)
-        .where(ended)
         .values(status=SignalStatus.PENDING, due_at=now, ended_at=None, attempts=0)
         .returning(S.c.id)
     )
     if ids is not None:
         statement = statement.where(S.c.id.in_(ids))
     if backend_id is not None:
-        statement = statement.where(S.c.backend_id == backend_id)
+        waits = and_(_PENDING, S.c.attempts > 0)
+        statement = statement.where(
+            S.c.backend_id == backend_id, or_(S.c.status == SignalStatus.DEAD, waits)
+        )
+        await connection.execute(
+            update(B).where(B.c.id == backend_id).values(callback_rests_until=None)
+        )
     return sorted(await connection.scalars(statement))
 
 
-async def count_by_status(connection: AsyncConnection, status: SignalStatus) -> dict[str, int]:
-    """How many signals have this status, by the name of their backend."""
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Signals of one backend that did not get there."""
+
+    backend: str
+    dead: int
+    failing: int
+    """Still pending, after several attempts."""
+
+
+SEVERAL = 3
+
+
+async def troubles(connection: AsyncConnection) -> list[Trouble]:
+    """The backends that signals do not get to, by name."""
+    dead = func.count().filter(S.c.status == SignalStatus.DEAD)
+    failing = func.count().filter(_PENDING)
+    wrong = or_(S.c.status == SignalStatus.DEAD, and_(_PENDING, S.c.attempts >= SEVERAL))
     rows = await connection.execute(
-        select(B.c.name, func.count()).join(S).where(S.c.status == status).group_by(B.c.name)
+        select(B.c.name, dead, failing).join(S).where(wrong).group_by(B.c.name).order_by(B.c.name)
     )
-    return dict(rows.all())
+    return [Trouble(*row) for row in rows]

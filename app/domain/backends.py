@@ -31,3 +31,5 @@ class Backend:
     created_at: datetime
     callback_gone_at: datetime | None = None
     """When its callback answered 410: it gets no signals before an operator has looked at it."""
+    callback_rests_until: datetime | None = None
+    """Until when its callback has asked to be left alone."""

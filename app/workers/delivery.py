@@ -22,7 +22,7 @@ from app.db.engine import Driver
 from app.db.signals import Attempt, Claimed
 from app.domain.clock import after
 from app.domain.signals import SignalStatus, next_attempt, retry_after
-from app.errors import BrokerError
+from app.errors import BrokerError, StorageUnavailable
 from app.telemetry import Metrics
 from app.workers.callbacks import Callbacks, Kind, Outcome
 
@@ -35,6 +35,8 @@ SPACING_SECONDS = 0.01
 """Between two looks for signals, so that a rush shares them."""
 LEASE = timedelta(seconds=30)
 """How long a claimed signal is left to its worker: twice the time of an attempt."""
+RECORD_ATTEMPTS = 10
+RECORD_PAUSE_SECONDS = 1.0
 DRAIN_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """How long to leave a database alone that has just failed."""
@@ -122,9 +124,21 @@ class DeliveryWorker:
 
     async def _deliver(self, claimed: Claimed) -> None:
         try:
-            await self._record(claimed, await self._attempt(claimed))
+            outcome = await self._attempt(claimed)
+            await self._insist(claimed, outcome)
         except BrokerError as error:  # its lease runs out, and it is sent again
             log.warning("a delivery was not recorded", reason=error.detail, **_who(claimed))
+
+    async def _insist(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Records what became of an attempt, although the database may be away for a while."""
+        for _ in range(RECORD_ATTEMPTS - 1):
+            try:
+                await self._record(claimed, outcome)
+            except StorageUnavailable:
+                await asyncio.sleep(RECORD_PAUSE_SECONDS)
+            else:
+                return
+        await self._record(claimed, outcome)
 
     async def _attempt(self, claimed: Claimed) -> Outcome:
         body = claimed.body.encode()
@@ -168,6 +182,8 @@ class DeliveryWorker:
         else:
             chance = random.random()  # noqa: S311 - no secret
             due_at = next_attempt(made, now, chance, wait)
+            if outcome.kind is Kind.GONE and due_at is None:
+                due_at = now  # it is kept for when the operator enables the callback again
             status = SignalStatus.DEAD if due_at is None else SignalStatus.PENDING
         ended_at = now if due_at is None else None
         return Attempt(claimed.id, made, now, _exactly(outcome), status, due_at, ended_at)

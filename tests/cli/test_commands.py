@@ -75,6 +75,7 @@ def test_the_terms_of_a_backend_are_kept(taskbroker: Command) -> None:
         "mcpUrl": "https://tools.example/mcp",
         "callbackUrl": "https://tools.example/hook",
         "callbackGoneAt": None,
+        "callbackRestsUntil": None,
         "allowAnonymous": True,
         "forwardUnknownTasks": True,
         "defaultTtlMs": 4000,

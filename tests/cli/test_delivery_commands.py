@@ -70,14 +70,14 @@ async def test_dead_signals_are_sent_again(
     assert len(dead) == 3
     findings = await asyncio.to_thread(taskbroker, "doctor")
     assert findings.exit_code == 1
-    assert "3 signals for tools are dead" in findings.output
+    assert "of the signals for tools, 3 are dead and 0 have failed" in findings.output
     assert "taskbroker delivery redeliver --backend tools" in findings.output
 
     again = await run(taskbroker, "delivery", "redeliver", str(dead[0]), "--json")
     assert again == {"redelivered": [dead[0]]}
     nothing = await asyncio.to_thread(taskbroker, "delivery", "redeliver", "999")
     assert nothing.exit_code == 1
-    assert "Left alone, as pending or not there: 999." in nothing.stderr
+    assert "There are no such deliveries: 999." in nothing.stderr
     rest = await run(taskbroker, "delivery", "redeliver", "--backend", "tools", "--json")
     assert rest == {"redelivered": dead[1:]}
     assert await listed(taskbroker, "--status", "dead") == []

@@ -526,3 +526,46 @@ async def test_what_a_tool_server_has_got_is_purged_with_its_task(
         "task.expired",
         "task.cancel_requested",
     }
+
+
+async def test_the_last_attempt_may_find_the_callback_gone(
+    stage: Stage, clock: ShiftedClock
+) -> None:
+    """It is not dead then: it is sent when the operator enables the callback again."""
+    stage.callback.answers = [failing(500), failing(410)]
+    task = await stage.tools.create(stage.client)
+    await stage.client.cancel(task.id)
+
+    async def outcome() -> str | None:
+        [delivery] = await deliveries(stage.service, task)
+        return delivery.outcome
+
+    await eventually(lambda: stage.callback.attempts)
+    async with stage.service.broker.db.own_connection() as connection:
+        await eventually(outcome)
+        await connection.execute("UPDATE signals SET attempts = 8, due_at = $1", clock())
+
+    async def found_gone() -> bool:
+        return await outcome() == "gone 410"
+
+    await eventually(found_gone)
+    assert await status_of(stage.service, task) is SignalStatus.PENDING
+
+
+async def test_an_operator_can_hasten_what_waits_for_its_next_attempt(
+    stage: Stage, clock: ShiftedClock
+) -> None:
+    stage.callback.answers = [failing(429, retry_after="3600")]
+    task = await stage.tools.create(stage.client)
+    await stage.client.cancel(task.id)
+
+    async def failed_once() -> bool:
+        [delivery] = await deliveries(stage.service, task)
+        return delivery.attempts == 1
+
+    await eventually(failed_once)
+    async with stage.service.broker.db.transaction() as connection:
+        backend = await backends.by_name(connection, stage.tools.name)
+        assert backend is not None
+        await signals.send_again(connection, clock(), ids=None, backend_id=backend.id)
+    await ends(stage.service, task, SignalStatus.DELIVERED)
