@@ -61,7 +61,7 @@ def demo_tools() -> Iterator[int]:
     environment = {"BROKER_URL": "http://127.0.0.1:9", "BROKER_BACKEND": "demo"}
     with _server(
         ["uvicorn", "demo.tool_server:app", *options.split(), "--port", "{port}"],
-        environment | {"BROKER_API_KEY": "unused"},
+        environment | {"BROKER_API_KEY": "unused", "BROKER_WEBHOOK_SECRET": "whsec_" + "A" * 44},
         ROOT,
     ) as port:
         yield port

@@ -31,7 +31,7 @@ EACH = 8
 ROOM = 500
 """How many signals a process sends at a time; with half of them taken, one to each backend."""
 ROOM_BYTES = 32 * 1024 * 1024
-SPACING_SECONDS = 0.01
+SPACING_SECONDS = 0.003
 """Between two looks for signals, so that a rush shares them."""
 LEASE = timedelta(seconds=30)
 """How long a claimed signal is left to its worker: twice the time of an attempt."""
