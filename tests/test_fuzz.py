@@ -612,7 +612,7 @@ async def test_fetching_signals_takes_any_cursor(server: Server, after: bytes) -
         query = b"after=" + sent
         answer = await server.send("GET", "/v1/signals", [key_of(server.tools)], query=query)
         if answer.status == 200:
-            assert _clean(answer).json()["signals"] == []
+            assert _clean(answer).json().keys() == {"signals", "cursor"}
         else:
             assert _problem(answer).status == 400
 
