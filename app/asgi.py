@@ -17,6 +17,10 @@ BODY_SECONDS = 15.0
 _LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
+ABORT = "taskbroker.abort"
+"""In the scope: a function that drops the connection, with what was not read of the answer."""
+
+
 class Answer(NamedTuple):
     """One HTTP response with its whole body."""
 
@@ -201,6 +205,13 @@ async def client_gone(receive: Receive) -> None:
     """Returns when a client whose body has been read closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def abort(scope: Scope) -> None:
+    """Drops the connection of a peer that does not read. Elsewhere than on our own server, nothing
+    happens.
+    """
+    scope.get(ABORT, lambda: None)()
 
 
 async def still_connected(receive: Receive) -> bool:

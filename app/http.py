@@ -6,10 +6,12 @@ trailers of a chunked body are dropped: uvicorn would add them to the headers, a
 been judged.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.asgi import ABORT, Scope
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -30,6 +32,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._missing = _body_length(self.headers)
         super().on_headers_complete()
+        cast("Scope", self.scope)[ABORT] = self.transport.abort
 
     def on_message_complete(self) -> None:
         if not self._missing:

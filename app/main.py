@@ -41,6 +41,7 @@ from app.mcp.endpoint import McpEndpoint
 from app.mcp.forwarding import pseudonym
 from app.mcp.gateway import PREFIX as GATEWAY
 from app.mcp.gateway import Gateway
+from app.mcp.listening import Listening
 from app.mcp.relay import Relay
 from app.mcp.streams import Holding
 from app.mcp.upstreams import Upstreams
@@ -59,7 +60,7 @@ def create_broker(settings: Settings, clock: Clock = utc_now) -> Broker:
     if settings.database_url is None or not settings.secret_keys:
         raise ValueError("a broker needs a database and secret keys")
     return Broker(
-        db=Database(settings.database_url),
+        db=Database(settings.database_url, clock),
         keyring=Keyring(settings.keys),
         clock=clock,
         policy=Policy(
@@ -82,7 +83,13 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     The two hot endpoints are plain ASGI callables beside FastAPI, which serves the rest.
     """
     broker = create_broker(settings, clock)
-    metrics = Metrics(CollectorRegistry(), waiters=lambda: broker.db.waiters)
+    holding = Holding(per_owner=settings.max_streams_per_owner)
+    metrics = Metrics(
+        CollectorRegistry(),
+        waiters=lambda: broker.db.waiters,
+        streams=lambda: len(holding),
+        notifications=lambda: broker.db.notifications.arrive,
+    )
     callers = Callers(broker.db)
     senders = Senders(broker.db, SecretBox(settings.keys), clock)
     handles = Handles(settings.keys, clock)
@@ -91,12 +98,13 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
-    holding = Holding()
+    listening = Listening(broker, callers, max_tasks=settings.max_tasks_per_stream)
     answering = Answering(
         broker,
         callers,
         Cursors(settings.keys),
         holding,
+        listening,
         metrics,
         legacy=settings.legacy,
         strict_headers=settings.strict_headers,
@@ -133,6 +141,7 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     workers = {
         "sweeper": lambda: run_sweeper(broker, metrics, settings.sweep_interval_ms),
         "deliveries": deliveries.run,
+        "notifications": broker.db.notifications.run,
     }
     api = _create_api(broker, workers, drain, (deliveries.close, upstreams.close), metrics)
     owners = Owners(callers, handles)

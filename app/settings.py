@@ -79,6 +79,9 @@ class Settings(BaseSettings):
 
     allow_private_callbacks: bool = False
 
+    max_streams_per_owner: Annotated[int, Field(ge=1)] = 100
+    max_tasks_per_stream: Annotated[int, Field(ge=1, le=10_000)] = 100
+
     gateway_timeout_ms: Milliseconds = 300_000
     gateway_max_answer_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
 

@@ -144,7 +144,12 @@ class Metrics:
     """The counters of one process."""
 
     def __init__(
-        self, registry: CollectorRegistry = REGISTRY, waiters: Callable[[], int] = lambda: 0
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        waiters: Callable[[], int] = lambda: 0,
+        streams: Callable[[], int] = lambda: 0,
+        notifications: Callable[[], bool] = lambda: False,
     ) -> None:
         self.registry = registry
         Gauge(
@@ -152,6 +157,14 @@ class Metrics:
             "Requests that wait for a task to change, or for signals",
             registry=registry,
         ).set_function(waiters)
+        Gauge(
+            "taskbroker_streams", "Streams to clients, and waits for a result", registry=registry
+        ).set_function(streams)
+        Gauge(
+            "taskbroker_notifications_arrive",
+            "Whether changes of other processes are heard of at once (1), or a second late",
+            registry=registry,
+        ).set_function(notifications)
         self.mcp = McpRequests()
         registry.register(self.mcp)
         self.missing_mcp_name = Counter(

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from app.broker.context import Broker
-from app.broker.follow import slow_look
 from app.broker.report import Reported
 from app.db import signals
-from app.db.changes import changed
 from app.db.signals import Outstanding
 from app.domain.backends import Backend
 from app.errors import StorageUnavailable
@@ -25,10 +23,10 @@ async def news(broker: Broker, backend: Backend, *, wait: bool) -> list[Outstand
     With `wait` there is at least one: holds no connection while there is none, and outlives a
     database that is away. The caller sets an end to it.
     """
-    with broker.db.news.watching(backend.id) as more:
+    with broker.db.news.watching([backend.id]) as watch:
         found = await broker.db.outstanding(backend.id)
         while wait and not found:
-            await changed(more, slow_look())
+            await watch.changes()
             try:
                 found = await broker.db.outstanding(backend.id)
             except StorageUnavailable:

@@ -1,7 +1,7 @@
 """Waking those who wait for something to change: a task, or what there is to tell a backend.
 
-A hint, not a message: whoever is woken looks again. What another process changed is seen by a slow
-look of the one who waits.
+A hint, not a message: whoever is woken looks again. What other processes change is told by
+`notifications`.
 """
 
 import asyncio
@@ -12,46 +12,80 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
+class Watch(Generic[Key]):
+    """One who waits."""
+
+    def __init__(self) -> None:
+        self._changed: set[Key] = set()
+        self._woken = asyncio.Event()
+
+    def tell(self, key: Key) -> None:
+        self._changed.add(key)
+        self._woken.set()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def changes(self, seconds: float | None = None) -> set[Key]:
+        """What may have changed since the last time, as soon as something has, or `wake` was
+        called; nothing after so many seconds.
+        """
+        if not self._woken.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
+            except TimeoutError:
+                return set()
+        self._woken.clear()
+        changed, self._changed = self._changed, set()
+        return changed
+
+
 class Changes(Generic[Key]):
     """Who waits in this process, and for what."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key | None, set[asyncio.Event]] = {}
+        self._watches: dict[Key, set[Watch[Key]]] = {}
+        self._curious: set[Watch[Key]] = set()
 
     def tell(self, keys: Iterable[Key]) -> None:
         """Wakes those who wait for one of these, or for any."""
-        if not self._waiting:
+        if not self._watches and not self._curious:
             return
-        changed: set[Key | None] = set(keys)
-        if changed:
-            changed.add(None)
-        for key in changed:
-            for event in self._waiting.get(key, ()):
-                event.set()
+        for key in keys:
+            for watch in self._watches.get(key, ()):
+                watch.tell(key)
+            for watch in self._curious:
+                watch.tell(key)
+
+    def keys(self) -> list[Key]:
+        """What is waited for in particular."""
+        return list(self._watches)
 
     @contextmanager
-    def watching(self, key: Key | None) -> Iterator[asyncio.Event]:
-        """An event that is set whenever this one, or with `None` any, may have changed."""
-        event = asyncio.Event()
-        self._waiting.setdefault(key, set()).add(event)
+    def watching(self, keys: Iterable[Key]) -> Iterator[Watch[Key]]:
+        """A watch that is told whenever one of these may have changed."""
+        watch, wanted = Watch[Key](), set(keys)
+        for key in wanted:
+            self._watches.setdefault(key, set()).add(watch)
         try:
-            yield event
+            yield watch
         finally:
-            waiting = self._waiting[key]
-            waiting.discard(event)
-            if not waiting:
-                del self._waiting[key]
+            for key in wanted:
+                self._watches[key].discard(watch)
+                if not self._watches[key]:
+                    del self._watches[key]
+
+    @contextmanager
+    def watching_all(self) -> Iterator[Watch[Key]]:
+        """A watch that is told whenever anything may have changed."""
+        watch = Watch[Key]()
+        self._curious.add(watch)
+        try:
+            yield watch
+        finally:
+            self._curious.discard(watch)
 
     def __len__(self) -> int:
         """How many wait for something in particular."""
-        return sum(len(events) for key, events in self._waiting.items() if key is not None)
-
-
-async def changed(event: asyncio.Event, seconds: float) -> None:
-    """Returns when the event of a watcher is set, and unsets it; or after so many seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
-    event.clear()
+        return len({id(watch) for watches in self._watches.values() for watch in watches})

@@ -12,7 +12,9 @@ from app.db.changes import Changes
 from app.db.decisions import Answer, Change, Decide, decide
 from app.db.engine import Driver, close, connect, create_engine, transaction
 from app.db.grouping import Grouping
+from app.db.notifications import Notifications
 from app.db.signals import Attempt, Outstanding
+from app.domain.clock import Clock, utc_now
 from app.domain.tasks import Task
 from app.errors import BrokerError
 
@@ -26,13 +28,14 @@ CREATE_CONNECTIONS = 1
 class Database:
     """One process's way to Postgres. Everything raises StorageUnavailable when there is none."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, clock: Clock = utc_now) -> None:
         self._url = database_url
         self._engine = create_engine(database_url)
         self.changes: Changes[UUID] = Changes()
         """Of tasks, by their references."""
         self.news: Changes[int] = Changes()
         """New signals, by the backends that they are for."""
+        self.notifications = Notifications(self.connect, self.changes, self.news, clock)
         self._reads: Grouping[UUID, Task | None] = Grouping(
             self.connect, tasks.read, connections=READ_CONNECTIONS, largest=256
         )
@@ -79,9 +82,12 @@ class Database:
         return len(self.changes) + len(self.news)
 
     def tell(self, changes: Sequence[Change]) -> None:
-        """Wakes those who wait for what has been committed."""
-        self.changes.tell(change.after.ref for change in changes)
-        self.news.tell(change.after.backend_id for change in changes if change.signal)
+        """Wakes those who wait for what has been committed, in every process."""
+        refs = [change.after.ref for change in changes]
+        backend_ids = [change.after.backend_id for change in changes if change.signal]
+        self.changes.tell(refs)
+        self.news.tell(backend_ids)
+        self.notifications.send(refs, backend_ids)
 
     async def outstanding(self, backend_id: int) -> list[Outstanding]:
         """The oldest signals that a backend has not got yet."""

@@ -24,6 +24,7 @@ from app.mcp.jsonrpc import (
 )
 from app.mcp.legacy import METHODS as LEGACY_METHODS
 from app.mcp.legacy import Call, LegacyDispatcher, withdrawn_request
+from app.mcp.listening import Listening
 from app.mcp.modern import METHODS as MODERN_METHODS
 from app.mcp.modern import Dispatcher
 from app.mcp.streams import Held, Holding
@@ -45,6 +46,7 @@ class Answering:
         callers: Callers,
         cursors: Cursors,
         holding: Holding,
+        listening: Listening,
         metrics: Metrics,
         *,
         legacy: bool,
@@ -56,6 +58,7 @@ class Answering:
         self._modern = Dispatcher(
             broker,
             self.versions,
+            listening,
             strict_headers=strict_headers,
             name_missing=metrics.missing_mcp_name.inc,
         )
@@ -126,6 +129,9 @@ class Answering:
             body = jsonrpc.error_body(request.id, INTERNAL)
             return name, Answer(500, body), str(INTERNAL_ERROR)
         if isinstance(result, Held):
+            if not self._holding.admits(result):
+                await result.close()
+                return name, _too_many(request), "429"
             return name, result, "ok"
         return name, Answer(200, jsonrpc.result_body(request.id, result)), "ok"
 
@@ -134,7 +140,7 @@ class Answering:
     ) -> str | Held:
         if not accepts(headers, EVENT_STREAM):
             raise RpcFailure(INVALID_REQUEST, BOTH, 406)
-        return await self._modern(request.method, era, headers, caller)
+        return await self._modern(request, era, headers, caller)
 
     async def _in_legacy(
         self, request: Request, era: Legacy, headers: Headers, caller: Caller
@@ -152,6 +158,12 @@ class Answering:
             streams=accepts(headers, EVENT_STREAM),
         )
         return await self._legacy(call)
+
+
+def _too_many(request: Request) -> Answer:
+    why = "Too many requests of yours are waiting on this server; end some, or poll with tasks/get"
+    body = jsonrpc.error_body(request.id, RpcFailure(INTERNAL_ERROR, why, 429))
+    return Answer(429, body, headers=((b"retry-after", b"5"),))
 
 
 def _failed(request: Request, failure: RpcFailure) -> Answer:

@@ -9,6 +9,7 @@ from app.asgi import (
     Receive,
     Scope,
     Send,
+    abort,
     client_gone,
     headers_of,
     read_body,
@@ -54,6 +55,7 @@ class McpEndpoint:
                 await while_connected(client_gone(receive), self._holding.give(answer, send))
                 return
         except ClientGone:
+            abort(scope)
             return
         await send_answer(send, answer)
 

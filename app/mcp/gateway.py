@@ -19,6 +19,7 @@ from app.asgi import (
     Scope,
     Send,
     StreamedBody,
+    abort,
     headers_of,
     send_answer,
     text_header,
@@ -97,6 +98,7 @@ class Gateway:
             else:
                 answer = decided
         except ClientGone:
+            abort(scope)
             return
         if answer is not None:
             await send_answer(send, answer)

@@ -156,6 +156,11 @@ def request_body(rpc_id: str, method: str, params: str) -> bytes:
     return f'{head},"params":{params}}}'.encode()
 
 
+def notification_body(method: str, params: str) -> bytes:
+    """A notification of the broker's."""
+    return f'{{"jsonrpc":"2.0","method":{json.dumps(method)},"params":{params}}}'.encode()
+
+
 def error_body(rpc_id: bytes | None, failure: RpcFailure) -> bytes:
     """An error response; without an id where the request's could not be read."""
     head = b"" if rpc_id is None else b'"id":%b,' % rpc_id

@@ -156,7 +156,14 @@ class LegacyDispatcher:
         task = await anext(states)
         if not task.status.terminal:
             messages = self._messages(call, task, states, task_id)
-            return Held(call.id, call.caller.owner[0], messages, states, call.streams)
+            return Held(
+                call.id,
+                call.caller.owner[0],
+                messages,
+                states,
+                call.streams,
+                anonymous=call.caller.anonymous,
+            )
         await states.aclose()
         return _ending(task, task_id)
 

@@ -13,8 +13,16 @@ from app.broker.cancel import request_cancel
 from app.broker.context import Broker, Caller
 from app.broker.read import read
 from app.mcp.eras import Modern, Params, check_name, invalid_params, mismatch, part
-from app.mcp.jsonrpc import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RpcFailure
+from app.mcp.jsonrpc import (
+    METHOD_NOT_FOUND,
+    MISSING_CLIENT_CAPABILITY,
+    Request,
+    RpcFailure,
+)
+from app.mcp.listening import Listening
 from app.mcp.refusals import refusals
+from app.mcp.streams import Held
+from app.mcp.subjects import LISTEN, wanted_ids
 from app.views import modern as view
 
 _MISSING_CAPABILITY = json.dumps({"requiredCapabilities": {"extensions": {view.EXTENSION: {}}}})
@@ -55,7 +63,7 @@ _TASK_METHODS: dict[str, Callable[[Call], Awaitable[str]]] = {
     "tasks/update": _update,
     "tasks/cancel": _cancel,
 }
-METHODS = frozenset({"server/discover", *_TASK_METHODS})
+METHODS = frozenset({"server/discover", LISTEN, *_TASK_METHODS})
 
 
 class Dispatcher:
@@ -65,30 +73,36 @@ class Dispatcher:
         self,
         broker: Broker,
         versions: Sequence[str],
+        listening: Listening,
         *,
         strict_headers: bool,
         name_missing: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._discovery = view.discovery(versions)
+        self._listening = listening
         self._strict_headers = strict_headers
         self._name_missing = name_missing
 
-    async def __call__(self, method: str, request: Modern, headers: Headers, caller: Caller) -> str:
-        """The result as JSON text. Raises RpcFailure, or a BrokerError of the storage."""
+    async def __call__(
+        self, message: Request, request: Modern, headers: Headers, caller: Caller
+    ) -> str | Held:
+        """The result as JSON text, or as a stream. Raises RpcFailure, or a BrokerError of the
+        storage.
+        """
+        method = message.method
         if method == "server/discover":
             return self._discovery
+        if method == LISTEN:
+            ids = wanted_ids(request.params)
+            if ids:
+                _check_extension(request)
+            return await self._listening.open(message.id, ids, headers, caller)
         carry_out = _TASK_METHODS.get(method)
         if carry_out is None:
             raise RpcFailure(METHOD_NOT_FOUND, "Method not found: this server has tasks only", 404)
         task_id = self._task_id(request.params, headers)
-        if view.EXTENSION not in request.extensions:
-            raise RpcFailure(
-                MISSING_CLIENT_CAPABILITY,
-                f"Missing required client capability: extension {view.EXTENSION}",
-                400,
-                _MISSING_CAPABILITY,
-            )
+        _check_extension(request)
         with refusals():
             return await carry_out(Call(self._broker, caller, task_id, request.params))
 
@@ -101,3 +115,13 @@ class Dispatcher:
                 raise mismatch("the Mcp-Name header is missing")
             self._name_missing()
         return task_id
+
+
+def _check_extension(request: Modern) -> None:
+    if view.EXTENSION not in request.extensions:
+        raise RpcFailure(
+            MISSING_CLIENT_CAPABILITY,
+            f"Missing required client capability: extension {view.EXTENSION}",
+            400,
+            _MISSING_CAPABILITY,
+        )

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from app.errors import Expired, NotFound
 from app.mcp.jsonrpc import INVALID_PARAMS, RpcFailure
 
+NOT_FOUND = "Failed to retrieve task: Task not found"
+EXPIRED = "Failed to retrieve task: Task has expired"
+
 
 @contextmanager
 def refusals() -> Iterator[None]:
     try:
         yield
     except NotFound:
-        raise RpcFailure(INVALID_PARAMS, "Failed to retrieve task: Task not found", 200) from None
+        raise RpcFailure(INVALID_PARAMS, NOT_FOUND, 200) from None
     except Expired:
-        raise RpcFailure(INVALID_PARAMS, "Failed to retrieve task: Task has expired", 200) from None
+        raise RpcFailure(INVALID_PARAMS, EXPIRED, 200) from None

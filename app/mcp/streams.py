@@ -1,17 +1,20 @@
 """Answers that take their time: streams of events, or one answer that is waited for."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.asgi import Answer, Send, send_answer
+from app.asgi import Answer, ClientGone, Send, send_answer
 from app.errors import StorageUnavailable
 from app.mcp import jsonrpc
 from app.mcp.door import unavailable
 from app.mcp.jsonrpc import INTERNAL_ERROR, RpcFailure
 
 KEEP_ALIVE_SECONDS = 15.0
+READER_SECONDS = 30.0
+"""How long a reader may leave what was sent to it unread before it is dropped."""
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -22,6 +25,10 @@ _START = {
     ],
 }
 _ENDING = StorageUnavailable("This server is about to end; ask again.")
+
+
+class StalledReader(ClientGone):
+    """The peer is there, but does not read."""
 
 
 @dataclass(eq=False)
@@ -36,16 +43,36 @@ class Held:
     """What the messages are made of; closed with them."""
     events: bool
     """Whether the client takes the messages one by one; if not, it gets the last one only."""
+    farewell: bytes | None = None
+    """The last message when the server ends; without one, an error that says so."""
+    anonymous: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when nobody shall wait any longer."""
 
+    async def close(self) -> None:
+        await self.messages.aclose()
+        await self.source.aclose()
+
 
 class Holding:
-    """Gives held answers; ends one when its client withdraws, and all when the server ends."""
+    """Gives held answers; ends one when its client withdraws, and all when the server ends.
 
-    def __init__(self) -> None:
+    Of one owner it holds at most `per_owner`, in this process; anonymous ones are nobody's.
+    """
+
+    def __init__(self, *, per_owner: int) -> None:
         self._open: set[Held] = set()
+        self._per_owner = per_owner
+        self._of_owner: Counter[bytes] = Counter()
         self._draining = False
+
+    def __len__(self) -> int:
+        """How many answers are held."""
+        return len(self._open)
+
+    def admits(self, held: Held) -> bool:
+        """Whether its owner may have one more."""
+        return held.anonymous or self._of_owner[held.owner] < self._per_owner
 
     def drain(self) -> None:
         self._draining = True
@@ -64,14 +91,17 @@ class Holding:
 
     async def give(self, held: Held, send: Send) -> None:
         self._open.add(held)
+        self._of_owner[held.owner] += 1
         if self._draining:
             held.over.set()
         try:
             await (self._stream if held.events else self._answer)(held, send)
         finally:
             self._open.discard(held)
-            await held.messages.aclose()
-            await held.source.aclose()
+            self._of_owner[held.owner] -= 1
+            if not self._of_owner[held.owner]:
+                del self._of_owner[held.owner]
+            await held.close()
 
     async def _stream(self, held: Held, send: Send) -> None:
         await send(_START)
@@ -79,8 +109,8 @@ class Holding:
             await _event(send, b"event: message\ndata: %b\n\n" % message)
         if held.over.is_set() and self._draining:
             failure = RpcFailure(INTERNAL_ERROR, _ENDING.detail, 503)
-            error = jsonrpc.error_body(held.rpc_id, failure)
-            await _event(send, b"event: message\ndata: %b\n\n" % error)
+            last = held.farewell or jsonrpc.error_body(held.rpc_id, failure)
+            await _event(send, b"event: message\ndata: %b\n\n" % last)
         await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, held: Held, send: Send) -> None:
@@ -117,4 +147,9 @@ async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, No
 
 
 async def _event(send: Send, event: bytes) -> None:
-    await send({"type": "http.response.body", "body": event, "more_body": True})
+    """Sends an event. Raises ClientGone when its reader does not read for too long."""
+    try:
+        async with asyncio.timeout(READER_SECONDS):
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    except TimeoutError:
+        raise StalledReader from None

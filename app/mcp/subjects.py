@@ -4,13 +4,23 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app import rawjson
 from app.mcp import jsonrpc
-from app.mcp.eras import Params, part
+from app.mcp.eras import Params, invalid_params, part
 
 LISTEN = "subscriptions/listen"
 
 
 class _Filter(Struct):
     taskIds: Raw | UnsetType = UNSET  # noqa: N815 - the wire's name
+
+
+def wanted_ids(params: Params) -> list[str]:
+    """The tasks that a subscription is for. Raises RpcFailure if it has no filter, or a bad one."""
+    if params.notifications is UNSET:
+        raise invalid_params("params.notifications is missing")
+    wanted = part(params.notifications, _Filter, "params.notifications")
+    if wanted.taskIds is UNSET:
+        return []
+    return part(wanted.taskIds, list[str], "params.notifications.taskIds")
 
 
 def is_about_tasks(method: str) -> bool:

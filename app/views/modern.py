@@ -5,6 +5,7 @@ What the backend wrote is spliced in as the text that it sent; it is never parse
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from app import __version__
 from app.domain.clock import iso
@@ -12,6 +13,7 @@ from app.domain.tasks import InputRequest, JsonText, Status, Task
 
 VERSION = "2026-07-28"
 EXTENSION = "io.modelcontextprotocol/tasks"
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 
 _META = json.dumps(
     {"io.modelcontextprotocol/serverInfo": {"name": "task-broker", "version": __version__}},
@@ -42,6 +44,39 @@ def create_task_result(task: Task, task_id: str) -> JsonText:
 def get_task_result(task: Task, task_id: str) -> JsonText:
     """The result of `tasks/get`: the task with what its status brings along."""
     return f'{{"resultType":"complete",{_members(task, task_id)}{_payload(task)},"_meta":{_META}}}'
+
+
+def task_notification(task: Task, task_id: str, subscription: JsonText) -> JsonText:
+    """The params of `notifications/tasks`: what `tasks/get` would say now."""
+    return f"{{{_members(task, task_id)}{_payload(task)},{_subscribed(subscription)}}}"
+
+
+def expiry_notification(
+    task: Task, task_id: str, subscription: JsonText, error: JsonText
+) -> JsonText:
+    """The same for a task whose time has run out: failed, as a server may say of it ("Task
+    Update"), with the error that `tasks/get` answers now.
+    """
+    ended = replace(
+        task, status=Status.FAILED, status_message=None, error=error,
+        updated_at=task.expires_at or task.updated_at,
+    )  # fmt: skip
+    return task_notification(ended, task_id, subscription)
+
+
+def acknowledgement(ids: Sequence[str] | None, subscription: JsonText) -> JsonText:
+    """The params of `notifications/subscriptions/acknowledged`; `None`: no tasks were named."""
+    honoured = {} if ids is None else {"taskIds": ids}
+    return f'{{"notifications":{json.dumps(honoured)},{_subscribed(subscription)}}}'
+
+
+def end_of_subscription(subscription: JsonText) -> JsonText:
+    """The result of `subscriptions/listen`, which ends it."""
+    return f'{{"resultType":"complete",{_subscribed(subscription)}}}'
+
+
+def _subscribed(subscription: JsonText) -> str:
+    return f'"_meta":{{"{SUBSCRIPTION_ID}":{subscription}}}'
 
 
 def _members(task: Task, task_id: str) -> str:

@@ -15,9 +15,8 @@ import structlog
 from app import __version__
 from app.auth.signers import Signers
 from app.broker.context import Broker
-from app.broker.follow import slow_look
 from app.db import backends, signals
-from app.db.changes import changed
+from app.db.changes import Watch
 from app.db.engine import Driver
 from app.db.signals import Attempt, Claimed
 from app.domain.clock import after
@@ -37,6 +36,8 @@ LEASE = timedelta(seconds=30)
 """How long a claimed signal is left to its worker: twice the time of an attempt."""
 RECORD_ATTEMPTS = 10
 RECORD_PAUSE_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+"""How often to look for signals that have become due, or that another process wrote."""
 DRAIN_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """How long to leave a database alone that has just failed."""
@@ -63,7 +64,7 @@ class DeliveryWorker:
 
     async def run(self) -> None:
         """Claims and sends until it is cancelled; a database that is away is waited for."""
-        with self._broker.db.news.watching(None) as news:
+        with self._broker.db.news.watching_all() as news:
             while True:
                 try:
                     async with self._broker.db.own_connection() as connection:
@@ -71,7 +72,7 @@ class DeliveryWorker:
                             for claimed in await self._claim(connection):
                                 self._send(claimed, news)
                             await asyncio.sleep(SPACING_SECONDS)
-                            await changed(news, slow_look())
+                            await news.changes(LOOK_SECONDS)
                 except BrokerError as error:
                     log.warning("deliveries wait for the database", reason=error.detail)
                 except Exception:
@@ -113,10 +114,10 @@ class DeliveryWorker:
             free[id_] = max(0, free.get(id_, each) - busy)
         return free
 
-    def _send(self, claimed: Claimed, news: asyncio.Event) -> None:
+    def _send(self, claimed: Claimed, news: Watch[int]) -> None:
         def done(task: asyncio.Task[None]) -> None:
             del self._sending[task]
-            news.set()  # there is room for another one
+            news.wake()  # there is room for another one
 
         task = asyncio.create_task(self._deliver(claimed))
         self._sending[task] = claimed
