@@ -176,15 +176,10 @@ class Notifications:
         versions: dict[UUID, str] = {}
         now = self._clock()
         for refs in _portions(watched, LOOKED_AT_ONCE):
-            rows = {row[0]: row for row in await SEEN.fetch(connection, refs=refs)}
-            for ref in refs:
-                if ref in rows and not _over(rows[ref][2], now):
-                    versions[ref] = rows[ref][1]
-            self._tasks.tell(
-                ref
-                for ref in refs
-                if ref not in versions or versions[ref] != self._versions.get(ref)
-            )
+            versions |= dict.fromkeys(refs, "gone")
+            for ref, version, expires_at in await SEEN.fetch(connection, refs=refs):
+                versions[ref] = "expired" if _over(expires_at, now) else version
+            self._tasks.tell(ref for ref in refs if versions[ref] != self._versions.get(ref))
         self._versions = versions
         backends = self._news.keys()
         if backends:
