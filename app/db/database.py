@@ -115,6 +115,7 @@ class Database:
             await close(connection)
 
     async def close(self) -> None:
+        """Answers the calls that wait, tells others what has changed, and lets go."""
         for grouping in (
             self._reads,
             self._creations,
@@ -123,4 +124,5 @@ class Database:
             self._attempts,
         ):
             await grouping.close()
+        await self.notifications.flush()
         await self._engine.dispose()

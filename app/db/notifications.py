@@ -30,6 +30,7 @@ from app.errors import BrokerError
 CHANNEL = "taskbroker_changes"
 KEYS_AT_ONCE = 200
 """In one notification: its payload has to be shorter than 8,000 bytes."""
+MOST_UNSENT = 50_000
 LOOKED_AT_ONCE = 1_000
 LOOK_SECONDS = 5.0
 LOOK_SECONDS_DEAF = 1.0
@@ -91,6 +92,8 @@ class Notifications:
             self._unsent[ref.hex] = None
         for id_ in backend_ids:
             self._unsent[f"b{id_}"] = None
+        if len(self._unsent) > MOST_UNSENT:  # nobody takes them; a look finds what they told of
+            self._unsent.clear()
         if self._unsent:
             self._wake.set()
 
@@ -113,6 +116,19 @@ class Notifications:
                 log.exception("notifications failed")
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def flush(self) -> None:
+        """Sends what is left, where `run` does not: for a process that is about to end."""
+        if not self._unsent:
+            return
+        try:
+            connection = await self._connect()
+            try:
+                await self._send(connection)
+            finally:
+                await close(connection)
+        except BrokerError as error:
+            log.debug("changes were not told", reason=error.detail)
 
     async def _listen(self, connection: Driver) -> None:
         with storage_errors():

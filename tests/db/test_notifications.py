@@ -10,7 +10,7 @@ import pytest
 from app.db import notifications
 from app.db.changes import Watch
 from app.db.database import Database
-from app.db.notifications import CHANNEL, KEYS_AT_ONCE
+from app.db.notifications import CHANNEL, KEYS_AT_ONCE, MOST_UNSENT
 from tests.support.clock import ShiftedClock
 from tests.support.service import Service
 from tests.support.waiting import eventually
@@ -120,6 +120,27 @@ async def test_what_is_no_notification_of_ours_is_passed_over(
         here.notifications.send([ref], [])
         async with asyncio.timeout(AT_ONCE):
             assert await watch.changes() == {ref}
+
+
+async def test_a_process_that_ends_tells_what_it_has_changed(
+    there: Database, database_url: str
+) -> None:
+    """Commands do not listen, and are gone at once."""
+    ref = UUID(int=1)
+    with there.changes.watching([ref]) as watch:
+        command = Database(database_url)
+        command.notifications.send([ref], [])
+        await command.close()
+        async with asyncio.timeout(AT_ONCE):
+            assert await watch.changes() == {ref}
+
+
+async def test_what_nobody_takes_does_not_pile_up(database_url: str) -> None:
+    db = Database(database_url)
+    for number in range(3 * MOST_UNSENT):
+        db.notifications.send([UUID(int=number)], [])
+    assert len(db.notifications._unsent) <= MOST_UNSENT
+    await db.close()
 
 
 # --- when notifications are lost --------------------------------------------------------------
