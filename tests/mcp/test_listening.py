@@ -140,7 +140,10 @@ async def test_a_result_comes_byte_for_byte(
     )
     event = body % (task.ref.encode(), raw)
     await tools.post_event(event, tools.signed(event))
-    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "subscriptions/listen"}
+    headers: dict[str, str | None] = {
+        "mcp-protocol-version": "2026-07-28",
+        "mcp-method": "subscriptions/listen",
+    }
     response = await client.post(listen_request([task.id]), headers)
     assert b'{"resultType":"complete",' + raw[1:] in response.content
 
