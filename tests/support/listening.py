@@ -53,13 +53,18 @@ class Stream:
         ids: list[str] | None = frame["params"]["notifications"].get("taskIds")
         return ids
 
+    async def frames(self) -> AsyncIterator[dict[str, Any]]:
+        """What comes to its end, as it comes."""
+        while True:
+            async with asyncio.timeout(PATIENCE):
+                frame = await self._frames.get()
+            if frame is None:
+                return
+            yield frame
+
     async def rest(self) -> list[dict[str, Any]]:
         """What comes to its end."""
-        frames = []
-        async with asyncio.timeout(PATIENCE):
-            while (frame := await self._frames.get()) is not None:
-                frames.append(frame)
-        return frames
+        return [frame async for frame in self.frames()]
 
 
 def listen_request(
