@@ -2,10 +2,13 @@
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
+from app.cli.serve import GRACE_SECONDS
+from tests.support.listening import SUBSCRIPTION, listening
 from tests.support.processes import running_broker
 from tests.support.secrecy import new_token
 from tests.support.service import McpClient
@@ -52,6 +55,36 @@ async def test_a_wait_for_signals_ends_with_none(workers: int) -> None:
             broker.process.send_signal(signal.SIGTERM)
             answer = await waiting
         assert answer.json() == {"signals": [], "cursor": "0"}
+        assert broker.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_every_stream_ends_with_its_result(workers: int) -> None:
+    """Long before the server would break connections off, and whatever the streams are about."""
+    with running_broker("draining", workers=workers) as broker:
+        async with (
+            broker.tool_server("tools") as tools,
+            httpx.AsyncClient(base_url=broker.url, timeout=60) as http,
+            AsyncExitStack() as stack,
+        ):
+            client = McpClient(tools._http, new_token())
+            tasks = [await tools.create(client) for _ in range(3)]
+            streams = {
+                rpc_id: await stack.enter_async_context(listening(http, client, ids, rpc_id=rpc_id))
+                for rpc_id, ids in [
+                    *((f"listen-{number}", [task.id]) for number, task in enumerate(tasks)),
+                    ("all", [task.id for task in tasks]),
+                    (5, None),
+                ]
+            }
+            for stream in streams.values():
+                await stream.acknowledged()
+            async with asyncio.timeout(GRACE_SECONDS / 2):
+                broker.process.send_signal(signal.SIGTERM)
+                ends = {rpc_id: (await stream.rest())[-1] for rpc_id, stream in streams.items()}
+        for rpc_id, end in ends.items():
+            assert end["id"] == rpc_id
+            assert end["result"] == {"resultType": "complete", "_meta": {SUBSCRIPTION: rpc_id}}
         assert broker.process.wait(60) == 0
 
 
