@@ -71,8 +71,12 @@ class Holding:
         return len(self._open)
 
     def admits(self, held: Held) -> bool:
-        """Whether its owner may have one more."""
-        return held.anonymous or self._of_owner[held.owner] < self._per_owner
+        """Whether its owner may have one more. It has its place from now on, and is to be given."""
+        if not held.anonymous and self._of_owner[held.owner] >= self._per_owner:
+            return False
+        self._open.add(held)
+        self._of_owner[held.owner] += 1
+        return True
 
     def drain(self) -> None:
         self._draining = True
@@ -90,8 +94,7 @@ class Holding:
                 held.over.set()
 
     async def give(self, held: Held, send: Send) -> None:
-        self._open.add(held)
-        self._of_owner[held.owner] += 1
+        """Gives an answer that was admitted."""
         if self._draining:
             held.over.set()
         try:

@@ -1,10 +1,12 @@
 """`subscriptions/listen`: clients that are told instead of asking."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from app.db import clients
@@ -255,6 +257,25 @@ async def test_an_owner_may_have_so_many_streams(
     await eventually(lambda: has_streams(online, 0))
     async with listening(online.http, client, [task.id]) as stream:
         assert await stream.acknowledged() == [task.id]
+
+
+async def test_streams_that_open_at_once_are_counted_as_well(
+    online: Service, tools: ToolServer, client: McpClient
+) -> None:
+    task = await tools.create(client)
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=online.http.base_url, limits=limits, timeout=30) as http,
+        AsyncExitStack() as stack,
+    ):
+
+        async def status() -> int:
+            stream = await stack.enter_async_context(listening(http, client, [task.id]))
+            return stream.response.status_code
+
+        answers = await asyncio.gather(*(status() for _ in range(8 * LIMIT)))
+        assert Counter(answers) == {200: LIMIT, 429: 7 * LIMIT}
+    await eventually(lambda: has_streams(online, 0))
 
 
 # --- how it ends ------------------------------------------------------------------------------
