@@ -1,11 +1,16 @@
-"""HTTP/1.1 as uvicorn reads it by httptools, without two ways to slip something past us.
+"""HTTP/1.1 as uvicorn speaks it by httptools, without two ways to slip something past us.
 
 A wish to upgrade (`Upgrade: h2c`, which some clients send by default) is ignored, as RFC 9110,
 7.8 allows: the parser beneath would take the body of such a request for the next request. The
 trailers of a chunked body are dropped: uvicorn would add them to the headers, after those have
 been judged.
+
+What is not sent yet stays here, where it is bounded and can be given up, and not in the kernel,
+which would take megabytes for each reader that does not read.
 """
 
+import asyncio
+import socket
 from typing import Any, cast
 
 import httptools
@@ -13,11 +18,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.asgi import ABORT, Scope
 
+_UNSENT_BYTES = 65_536
+
 
 class HttpProtocol(HttpToolsProtocol):
     _in_head = True
     _missing = 0
     """Bytes of a body that the parser does not know to be one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # on Linux
+            connection: socket.socket = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
     def on_message_begin(self) -> None:
         self._in_head = True

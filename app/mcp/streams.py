@@ -1,6 +1,7 @@
 """Answers that take their time: streams of events, or one answer that is waited for."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from app.mcp.jsonrpc import INTERNAL_ERROR, RpcFailure
 
 KEEP_ALIVE_SECONDS = 15.0
 READER_SECONDS = 30.0
-"""How long a reader may leave what was sent to it unread before it is dropped."""
+"""How long a reader may leave a piece of what was sent to it unread before it is dropped."""
+FAREWELL_SECONDS = 5.0
+"""How long all have together, when the server ends, to read what they are still sent."""
+_PIECE = 65_536
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -48,6 +52,17 @@ class Held:
     anonymous: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when nobody shall wait any longer."""
+    deadline: float = math.inf
+    """When the last of it must have been read, by the clock of the event loop."""
+    reading: asyncio.Timeout | None = None
+    """Runs while the reader has not read what was sent before."""
+
+    def end(self, seconds: float) -> None:
+        """Ends it as soon as may be, and lets its reader keep it up no longer than that."""
+        self.over.set()
+        self.deadline = asyncio.get_running_loop().time() + seconds
+        if self.reading is not None:
+            self.reading.reschedule(self.deadline)
 
     async def close(self) -> None:
         await self.messages.aclose()
@@ -81,7 +96,7 @@ class Holding:
     def drain(self) -> None:
         self._draining = True
         for held in self._open:
-            held.over.set()
+            held.end(FAREWELL_SECONDS)
 
     def holds(self, owner: bytes, rpc_id: bytes) -> bool:
         """Whether an answer to what this owner asked with this id is still to come."""
@@ -96,7 +111,7 @@ class Holding:
     async def give(self, held: Held, send: Send) -> None:
         """Gives an answer that was admitted."""
         if self._draining:
-            held.over.set()
+            held.end(FAREWELL_SECONDS)
         try:
             await (self._stream if held.events else self._answer)(held, send)
         finally:
@@ -109,12 +124,12 @@ class Holding:
     async def _stream(self, held: Held, send: Send) -> None:
         await send(_START)
         async for message in _until_over(held, send):
-            await _event(send, b"event: message\ndata: %b\n\n" % message)
+            await _event(held, send, b"event: message\ndata: %b\n\n" % message)
         if held.over.is_set() and self._draining:
             failure = RpcFailure(INTERNAL_ERROR, _ENDING.detail, 503)
             last = held.farewell or jsonrpc.error_body(held.rpc_id, failure)
-            await _event(send, b"event: message\ndata: %b\n\n" % last)
-        await send({"type": "http.response.body", "body": b""})
+            await _event(held, send, b"event: message\ndata: %b\n\n" % last)
+        await _patiently(held, send, b"", more=False)
 
     async def _answer(self, held: Held, send: Send) -> None:
         last = b""
@@ -142,17 +157,26 @@ async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, No
             elif over in done:
                 return
             elif send is not None:
-                await _event(send, b": \n\n")
+                await _event(held, send, b": \n\n")
     finally:
         for waiting in (coming, over):
             waiting.cancel()
         await asyncio.gather(coming, over, return_exceptions=True)
 
 
-async def _event(send: Send, event: bytes) -> None:
-    """Sends an event. Raises ClientGone when its reader does not read for too long."""
+async def _event(held: Held, send: Send, event: bytes) -> None:
+    """Sends an event, piece by piece: a reader may take its time for all of it, not for one."""
+    for start in range(0, len(event), _PIECE):
+        await _patiently(held, send, event[start : start + _PIECE], more=True)
+
+
+async def _patiently(held: Held, send: Send, piece: bytes, *, more: bool) -> None:
+    """Raises StalledReader when what was sent before is not read for too long."""
+    soon = asyncio.get_running_loop().time() + READER_SECONDS
     try:
-        async with asyncio.timeout(READER_SECONDS):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        async with asyncio.timeout_at(min(soon, held.deadline)) as held.reading:
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
     except TimeoutError:
         raise StalledReader from None
+    finally:
+        held.reading = None
