@@ -46,7 +46,7 @@ class Ports:
 def nginx(folder: Path, ports: Ports) -> list[str | Path]:
     _copy("nginx/taskbroker.conf", folder, ports)
     (folder / "nginx.conf").write_text(NGINX_MAIN)
-    return [_nginx_program(), "-p", folder, "-c", "nginx.conf", "-e", "stderr"]
+    return [nginx_program(), "-p", folder, "-c", "nginx.conf", "-e", "stderr"]
 
 
 def envoy(folder: Path, ports: Ports) -> list[str | Path]:
@@ -96,7 +96,7 @@ def _copy(recipe: str, folder: Path, ports: Ports) -> Path:
     return copy
 
 
-def _nginx_program() -> str:
+def nginx_program() -> str:
     """Raises FileNotFoundError."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if program is None:
