@@ -16,7 +16,13 @@ The acts:
     withdraw  task                   the same, cancelled first
     probe     task                   one request of each method about it; the error codes
 
-and of 2025-11-25 only
+and of 2026-07-28 only, by EXT_TASKS and MCP
+
+    listen    task, file             a subscription to it, until the stream ends; each status that
+                                     is told goes to the file, and questions are answered
+
+whose outcome says how the stream did `end`, and by MCP whether the task was `acknowledged`; and of
+2025-11-25 only
 
     wait      tool, arguments        the call must become a task, whose result is waited for at once
     find      task                   through all `pages` of tasks/list; whether it is `found` there
@@ -123,6 +129,7 @@ INSPECTOR_LEGACY = replace(INSPECTOR, name="inspector-legacy", arguments=("legac
 
 MODERN = (EXT_TASKS, FASTMCP, MCP)
 LEGACY = (EXT_TASKS_LEGACY, SDK_1, MCP_1)
+LISTENERS = (EXT_TASKS, MCP)
 
 
 def call(tool: str, **arguments: Any) -> Act:
@@ -147,6 +154,10 @@ def resume(task: str) -> Act:
 
 def withdraw(task: str) -> Act:
     return {"verb": "withdraw", "task": task}
+
+
+def listen(task: str, file: Path) -> Act:
+    return {"verb": "listen", "task": task, "file": str(file)}
 
 
 def wait(tool: str, **arguments: Any) -> Act:

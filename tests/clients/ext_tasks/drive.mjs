@@ -2,6 +2,7 @@
 // `../drivers.py` describes the ticket and the summary.
 //
 //     node drive.mjs [VERSION]      with a version of 2025: as a client that speaks no other
+import { appendFileSync } from "node:fs";
 import { writeFile } from "node:fs/promises";
 import { json } from "node:stream/consumers";
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
@@ -9,6 +10,7 @@ import { createTaskSessionFromClient } from "@modelcontextprotocol/ext-tasks/cli
 
 const PROTOCOL = "2026-07-28";
 const EXTENSION = "io.modelcontextprotocol/tasks";
+const TERMINAL = new Set(["completed", "failed", "cancelled"]);
 
 const [VERSION_OF_2025] = process.argv.slice(2);
 const NEGOTIATION = VERSION_OF_2025
@@ -119,6 +121,28 @@ function verbs(session, { client, dispatch }) {
       return settle(await resume({ task }));
     },
 
+    // The client opens the stream, and ext-tasks takes from it what is about tasks that it follows
+    // already. (The task's long interval keeps it from polling.)
+    listen: async ({ task, file }) => {
+      const told = [];
+      tellOfTasks(client, (status) => {
+        told.push(status);
+        appendFileSync(file, `${status}\n`);
+      });
+      const resumed = resume({ task });
+      const outcome = resumed.then(settle);
+      outcome.catch(() => undefined); // it may have none while the stream is there
+      await resumed.catch(() => undefined);
+      try {
+        const subscription = await client.listen({ taskIds: [task] });
+        const end = await subscription.closed;
+        const status = told.at(-1);
+        return { end, ...(TERMINAL.has(status) ? await outcome : { status }) };
+      } catch (refused) {
+        return { end: refused.status ?? refused.code };
+      }
+    },
+
     probe: async ({ task }) => {
       const controller = session.task(task);
       return {
@@ -142,6 +166,14 @@ function verbs(session, { client, dispatch }) {
       } while (cursor);
       return { pages, found };
     },
+  };
+}
+
+function tellOfTasks(client, tell) {
+  const toSession = client.fallbackNotificationHandler;
+  client.fallbackNotificationHandler = async (notification) => {
+    if (notification.method === "notifications/tasks") tell(notification.params.status);
+    await toSession(notification);
   };
 }
 

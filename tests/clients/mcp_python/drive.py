@@ -1,8 +1,9 @@
 """Drives the official Python SDK, `mcp`. `../drivers.py` describes the ticket and the summary.
 
 The SDK knows no tasks; it has hooks for extensions. `Tasks` is what an application writes with
-them: session, transport, headers, the claim of a result and the questions to the user are the
-SDK's.
+them: session, transport, headers, the claim of a result, the notifications and the questions to
+the user are the SDK's. Its `Client.listen()` has no place for the ids of tasks, so the request of
+a subscription is sent as any other.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import httpx2
 from mcp import Client, ClientSession, MCPError
-from mcp.client import ClaimContext, ClientExtension, ResultClaim
+from mcp.client import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
@@ -25,9 +27,15 @@ from mcp_types import (
     ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
+    NotificationParams,
     Request,
     RequestParams,
     Result,
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedNotification,
+    SubscriptionsListenRequest,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
 )
 from pydantic import Field
 
@@ -83,10 +91,36 @@ class Task(TaskFields):
     error: Json | None = None
 
 
+class TaskNotification(NotificationParams):
+    task_id: str = Field(alias="taskId")
+    status: Status
+    input_requests: dict[str, ElicitRequest] = Field(default={}, alias="inputRequests")
+    result: CallToolResult | None = None
+    error: Json | None = None
+
+
 class Tasks(ClientExtension):
-    """Waits for the task that a call has become, so that `call_tool` gives its result."""
+    """Waits for the task that a call has become, so that `call_tool` gives its result; and hears
+    what is told of tasks.
+    """
 
     identifier = "io.modelcontextprotocol/tasks"
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, Any] = {}
+        self.told: asyncio.Queue[TaskNotification | None] = asyncio.Queue()
+
+    def notifications(self) -> Sequence[NotificationBinding[Any]]:
+        method = "notifications/tasks"
+        binding = NotificationBinding(
+            method=method, params_type=TaskNotification, handler=self.told.put
+        )
+        return [binding]
+
+    async def hear(self, message: object) -> None:
+        """Messages for which there is no binding."""
+        if isinstance(message, SubscriptionsAcknowledgedNotification):
+            self.acknowledged = message.params.notifications.model_extra or {}
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         return [ResultClaim(result_type="task", model=CreatedTask, resolve=self._resolve)]
@@ -113,7 +147,7 @@ async def cancel(session: ClientSession, task_id: str) -> None:
     await session.send_request(request, Acknowledgement)
 
 
-async def answer(session: ClientSession, task: Task) -> None:
+async def answer(session: ClientSession, task: Task | TaskNotification) -> None:
     """Puts the task's questions to the client's own callbacks."""
     responses: Json = {}
     for key, question in task.input_requests.items():
@@ -132,9 +166,18 @@ async def settled(session: ClientSession, task_id: str) -> Task:
     return task
 
 
+async def subscribe(session: ClientSession, task_id: str) -> None:
+    """Returns when the stream ends."""
+    wanted = SubscriptionFilter.model_validate({"taskIds": [task_id]})
+    params = SubscriptionsListenRequestParams(notifications=wanted)
+    request = SubscriptionsListenRequest(params=params)
+    await session.send_request(request, SubscriptionsListenResult)
+
+
 class Driver:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, tasks: Tasks) -> None:
         self._client = client
+        self._tasks = tasks
 
     async def call(self, tool: str, arguments: Json) -> Json:
         return said(await self._client.call_tool(tool, arguments))
@@ -170,11 +213,43 @@ class Driver:
             "cancel": await code_of(lambda: cancel(session, task)),
         }
 
+    async def listen(self, task: str, file: str) -> Json:
+        session, told = self._client.session, self._tasks.told
+        last: TaskNotification | None = None
+
+        async def hear() -> None:
+            nonlocal last
+            while (news := await told.get()) is not None:
+                last = news
+                await asyncio.to_thread(note, file, news.status)
+                if news.status == "input_required":
+                    await answer(session, news)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hear())
+            refused = await code_of(lambda: subscribe(session, task))
+            # The SDK hands notifications on beside the answer that comes after them.
+            await anyio.wait_all_tasks_blocked()
+            await told.put(None)
+        heard = {
+            "acknowledged": self._tasks.acknowledged.get("taskIds") == [task],
+            "end": "graceful" if refused is None else refused,
+        }
+        if last is None:
+            return heard
+        end = said(last.result) if last.result else {}
+        return {**heard, "status": last.status, "error": last.error, **end}
+
     async def _start(self, tool: str, arguments: Json) -> str:
         """The id of the task that the call becomes."""
         created = await self._client.session.call_tool(tool, arguments, allow_claimed=True)
         assert isinstance(created, CreatedTask), f"{tool} did not become a task"
         return created.task_id
+
+
+def note(file: str, status: str) -> None:
+    with Path(file).open("a") as notes:
+        notes.write(f"{status}\n")
 
 
 def said(result: CallToolResult) -> Json:
@@ -200,6 +275,7 @@ async def drive(url: str, token: str | None, acts: dict[str, Json]) -> dict[str,
         content = {name: field["type"] == "boolean" or "Ada" for name, field in fields.items()}
         return ElicitResult(action="accept", content=content)
 
+    tasks = Tasks()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     outcomes: dict[str, Json] = {}
     async with (
@@ -207,10 +283,11 @@ async def drive(url: str, token: str | None, acts: dict[str, Json]) -> dict[str,
         Client(
             streamable_http_client(url, http_client=http),
             elicitation_callback=reply,
-            extensions=[Tasks()],
+            message_handler=tasks.hear,
+            extensions=[tasks],
         ) as client,
     ):
-        driver = Driver(client)
+        driver = Driver(client, tasks)
         for name, act in acts.items():
             asked.clear()
             outcome = await getattr(driver, act.pop("verb"))(**act)
