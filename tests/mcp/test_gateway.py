@@ -15,6 +15,7 @@ import pytest
 
 from app.asgi import Receive, Send
 from tests.support.clock import ShiftedClock
+from tests.support.listening import listening
 from tests.support.processes import free_port
 from tests.support.secrecy import secret
 from tests.support.servers import (
@@ -356,16 +357,67 @@ async def test_subscriptions_go_to_whom_they_are_about(
     tools = await service.tool_server(mcp_url=upstream.url)
     client = service.client().through("tools")
     task = await tools.create(client)
+    await tools.complete(task)
 
     await client.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     assert upstream.last.message["method"] == "subscriptions/listen"
 
     calls = len(upstream.received)
-    response = await client.request(
-        "subscriptions/listen", {"notifications": {"taskIds": [task.id], "toolsListChanged": True}}
-    )
-    assert response.json()["error"]["code"] == -32601  # until the broker has subscriptions
+    wanted = {"taskIds": [task.id], "toolsListChanged": True}
+    response = await client.request("subscriptions/listen", {"notifications": wanted})
+    acknowledged, told, end = events(response)
+    assert acknowledged["params"]["notifications"] == {"taskIds": [task.id]}
+    assert (told["method"], told["params"]["status"]) == ("notifications/tasks", "completed")
+    assert end["result"]["resultType"] == "complete"
     assert len(upstream.received) == calls
+
+
+async def test_a_subscription_to_nobodys_task_stays_here(
+    service: Service, upstream: Upstream
+) -> None:
+    await service.tool_server(mcp_url=upstream.url)
+    wanted = {"notifications": {"taskIds": ["x" * 64]}}
+    response = await service.client().through("tools").request("subscriptions/listen", wanted)
+    acknowledged, _ = events(response)
+    assert acknowledged["params"]["notifications"] == {"taskIds": []}
+    assert not upstream.received
+
+
+async def test_a_subscription_ends_when_its_client_leaves_the_door(
+    online: Service, upstream: Upstream
+) -> None:
+    tools = await online.tool_server(mcp_url=upstream.url)
+    client = online.client().through("tools")
+    task = await tools.create(client)
+    async with listening(online.http, client, [task.id]) as stream:
+        assert await stream.acknowledged() == [task.id]
+        await tools.report(task, statusMessage="half way")
+        while (await stream.task()).get("statusMessage") != "half way":
+            pass
+        await eventually(lambda: _shows(online, "taskbroker_streams 1.0"))
+    await eventually(lambda: _shows(online, "taskbroker_streams 0.0"))
+    assert not upstream.received
+
+
+async def test_a_withdrawn_subscription_ends_here(online: Service, upstream: Upstream) -> None:
+    """Some clients send `notifications/cancelled` as well as closing the stream."""
+    tools = await online.tool_server(mcp_url=upstream.url)
+    client = online.client().through("tools")
+    task = await tools.create(client)
+    async with listening(online.http, client, [task.id], rpc_id="listen:0") as stream:
+        await stream.acknowledged()
+        withdrawal = {"method": "notifications/cancelled", "params": {"requestId": "listen:0"}}
+        response = await client.post({"jsonrpc": "2.0", **withdrawal})
+        assert response.status_code == 202
+        assert not [frame for frame in await stream.rest() if "id" in frame]
+    assert not upstream.received
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The messages of a stream that has ended."""
+    assert response.headers["content-type"] == "text/event-stream"
+    lines = response.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 # --- whose call it is -------------------------------------------------------------------------
@@ -749,13 +801,34 @@ async def test_an_id_of_the_broker_stays_here_whoever_it_belongs_to(
 async def test_subscriptions_to_unknown_tasks_go_there_too(
     service: Service, upstream: Upstream
 ) -> None:
-    await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=True)
-    await (
-        service.client()
-        .through("tools")
-        .request("subscriptions/listen", {"notifications": {"taskIds": ["theirs"]}})
-    )
-    assert upstream.last.message["method"] == "subscriptions/listen"
+    tools = await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=True)
+    client = service.client().through("tools")
+    ours = await tools.create(client)
+    await tools.complete(ours)
+
+    async def subscribe(*ids: str) -> httpx.Response:
+        wanted = {"notifications": {"taskIds": list(ids)}}
+        return await client.request("subscriptions/listen", wanted)
+
+    await subscribe("theirs", "x" * 64)
+    assert upstream.last.message["params"]["notifications"]["taskIds"] == ["theirs", "x" * 64]
+
+    calls = len(upstream.received)
+    acknowledged, *_ = events(await subscribe("theirs", ours.id))
+    assert acknowledged["params"]["notifications"] == {"taskIds": [ours.id]}
+    assert len(upstream.received) == calls
+
+
+async def test_a_subscription_to_anothers_task_does_not_go_there(
+    service: Service, upstream: Upstream
+) -> None:
+    tools = await service.tool_server(mcp_url=upstream.url, forward_unknown_tasks=True)
+    stolen = await tools.create(service.client())
+    wanted = {"notifications": {"taskIds": ["theirs", stolen.id]}}
+    response = await service.client().through("tools").request("subscriptions/listen", wanted)
+    acknowledged, _ = events(response)
+    assert acknowledged["params"]["notifications"] == {"taskIds": []}
+    assert not upstream.received
 
 
 async def test_without_that_an_unknown_task_is_not_found(
