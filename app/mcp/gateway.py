@@ -166,7 +166,7 @@ class Gateway:
         """Whether a message belongs to a request that is held here: the answer to a question
         that `tasks/result` has put, or the news that nobody waits for it any more.
         """
-        if not self._answering.takes_answers or method not in ("", CANCELLED):
+        if method != CANCELLED and (method or not self._answering.takes_answers):
             return False
         if message_id(body) is None:
             await body.grow(self._max_body_bytes + 1)  # it may be the last member

@@ -399,17 +399,21 @@ async def test_a_subscription_ends_when_its_client_leaves_the_door(
     assert not upstream.received
 
 
-async def test_a_withdrawn_subscription_ends_here(online: Service, upstream: Upstream) -> None:
+@pytest.mark.parametrize("legacy", [True, False])
+async def test_a_withdrawn_subscription_ends_here(
+    database_url: str, clock: ShiftedClock, upstream: Upstream, legacy: bool
+) -> None:
     """Some clients send `notifications/cancelled` as well as closing the stream."""
-    tools = await online.tool_server(mcp_url=upstream.url)
-    client = online.client().through("tools")
-    task = await tools.create(client)
-    async with listening(online.http, client, [task.id], rpc_id="listen:0") as stream:
-        await stream.acknowledged()
-        withdrawal = {"method": "notifications/cancelled", "params": {"requestId": "listen:0"}}
-        response = await client.post({"jsonrpc": "2.0", **withdrawal})
-        assert response.status_code == 202
-        assert not [frame for frame in await stream.rest() if "id" in frame]
+    async with networked_service(test_settings(database_url, legacy=legacy), clock) as online:
+        tools = await online.tool_server(mcp_url=upstream.url)
+        client = online.client().through("tools")
+        task = await tools.create(client)
+        async with listening(online.http, client, [task.id], rpc_id="listen:0") as stream:
+            await stream.acknowledged()
+            withdrawal = {"method": "notifications/cancelled", "params": {"requestId": "listen:0"}}
+            response = await client.post({"jsonrpc": "2.0", **withdrawal})
+            assert response.status_code == 202
+            assert not [frame for frame in await stream.rest() if "id" in frame]
     assert not upstream.received
 
 
