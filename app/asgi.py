@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from app.errors import HeadersTooLarge, Invalid, TooLarge, TooSlow
@@ -14,6 +15,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Mapping[bytes, bytes]
 MAX_HEADER_BYTES = 65_536
 BODY_SECONDS = 15.0
+_ABORT_SECONDS = 1.0
 _LENGTH_DIGITS = 18  # Python converts no more than 4300
 
 
@@ -207,11 +209,16 @@ async def client_gone(receive: Receive) -> None:
         pass
 
 
-def abort(scope: Scope) -> None:
-    """Drops the connection of a peer that does not read. Elsewhere than on our own server, nothing
-    happens.
+async def abort(scope: Scope, receive: Receive) -> None:
+    """Drops the connection of a peer that is gone, or does not read, and waits until it is closed.
+
+    Elsewhere than on our own server, nothing happens.
     """
-    scope.get(ABORT, lambda: None)()
+    if ABORT in scope:
+        scope[ABORT]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await client_gone(receive)
 
 
 async def still_connected(receive: Receive) -> bool:

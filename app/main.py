@@ -83,7 +83,7 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
     The two hot endpoints are plain ASGI callables beside FastAPI, which serves the rest.
     """
     broker = create_broker(settings, clock)
-    holding = Holding(per_owner=settings.max_streams_per_owner)
+    holding = Holding(per_owner=settings.max_streams_per_owner, in_all=settings.max_streams)
     metrics = Metrics(
         CollectorRegistry(),
         waiters=lambda: broker.db.waiters,

@@ -79,6 +79,7 @@ class Settings(BaseSettings):
 
     allow_private_callbacks: bool = False
 
+    max_streams: Annotated[int, Field(ge=1)] = 20_000
     max_streams_per_owner: Annotated[int, Field(ge=1)] = 100
     max_tasks_per_stream: Annotated[int, Field(ge=1, le=10_000)] = 100
 

@@ -4,7 +4,8 @@ Who waits holds no connection, and outlives a database that is away.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -44,38 +45,43 @@ class Seen(NamedTuple):
     task_id: str
     task: Task
     expired: bool
-    """Its time has run out before it had ended; this is what was last seen of it."""
+    """Its time has run out; this is what was last seen of it, without its payload."""
 
 
-async def known_ids(broker: Broker, ids: Iterable[str], caller: Caller) -> list[str]:
-    """Which of these ids name tasks that the caller may follow, in their order and once each."""
+async def own_tasks(broker: Broker, ids: Iterable[str], caller: Caller) -> dict[str, Task]:
+    """Those of these ids that name tasks of the caller, in their order and once each. The tasks
+    are without their payload, so that many of them take little room.
+    """
     refs: dict[UUID, str] = {}
     for task_id in ids:
         try:
             refs.setdefault(own_ref(broker, task_id, caller), task_id)
         except NotFound:
             continue
-    known: list[str] = []
+    known: dict[str, Task] = {}
     every = list(refs)
     for start in range(0, len(every), READ_AT_ONCE):
         some = every[start : start + READ_AT_ONCE]
         for ref, task in zip(some, await asyncio.gather(*map(broker.db.read, some)), strict=True):
             try:
-                own_task(task, caller, broker.clock())
+                known[refs[ref]] = _bare(own_task(task, caller, broker.clock()))
             except (NotFound, Expired):
                 continue
-            known.append(refs[ref])
     return known
 
 
+def _bare(task: Task) -> Task:
+    return replace(task, status_message=None, result=None, error=None, inputs=())
+
+
 async def follow_all(
-    broker: Broker, ids: Collection[str], caller: Caller
+    broker: Broker, tasks: Mapping[str, Task], caller: Caller
 ) -> AsyncGenerator[Seen, None]:
-    """These tasks of the caller as they are, and each again after it may have changed, to the end
-    of all. What changes while nobody asks for the next one is seen once, as it is then.
+    """What `own_tasks` found, as it is, and each again after it may have changed, to the end of
+    all. What changes while nobody asks for the next one is seen once, as it is then.
     """
-    refs = {own_ref(broker, task_id, caller): task_id for task_id in ids}
-    known: dict[UUID, Task] = {}
+    refs = {task.ref: task_id for task_id, task in tasks.items()}
+    known = {task.ref: task for task in tasks.values()}
     with broker.db.changes.watching(refs) as watch:
         waiting = dict.fromkeys(refs)
         while refs:
@@ -90,17 +96,15 @@ async def follow_all(
             try:
                 task = own_task(await _read(broker, ref), caller, broker.clock())
             except (NotFound, Expired):
-                task_id, last = refs.pop(ref), known.pop(ref, None)
-                if last is not None:
-                    yield Seen(task_id, last, expired=True)
+                yield Seen(refs.pop(ref), known.pop(ref), expired=True)
                 continue
-            task_id = refs[ref]
+            seen = Seen(refs[ref], task, expired=False)
             if task.status.terminal:
-                del refs[ref]
-                known.pop(ref, None)
+                del refs[ref], known[ref]
             else:
-                known[ref] = task
-            yield Seen(task_id, task, expired=False)
+                known[ref] = _bare(task)
+            yield seen
+            del task, seen  # they may be large, and the next one far
 
 
 def _expired(known: Mapping[UUID, Task], now: datetime) -> list[UUID]:

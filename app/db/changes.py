@@ -47,6 +47,7 @@ class Changes(Generic[Key]):
     def __init__(self) -> None:
         self._watches: dict[Key, set[Watch[Key]]] = {}
         self._curious: set[Watch[Key]] = set()
+        self._waiting = 0
 
     def tell(self, keys: Iterable[Key]) -> None:
         """Wakes those who wait for one of these, or for any."""
@@ -68,9 +69,11 @@ class Changes(Generic[Key]):
         watch, wanted = Watch[Key](), set(keys)
         for key in wanted:
             self._watches.setdefault(key, set()).add(watch)
+        self._waiting += 1
         try:
             yield watch
         finally:
+            self._waiting -= 1
             for key in wanted:
                 self._watches[key].discard(watch)
                 if not self._watches[key]:
@@ -88,4 +91,4 @@ class Changes(Generic[Key]):
 
     def __len__(self) -> int:
         """How many wait for something in particular."""
-        return len({id(watch) for watches in self._watches.values() for watch in watches})
+        return self._waiting

@@ -7,10 +7,12 @@ look of each process finds what was not heard of.
 """
 
 import asyncio
+import math
 import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
@@ -22,7 +24,7 @@ from sqlalchemy import ARRAY, Integer, Uuid, bindparam, text
 
 from app.db import schema
 from app.db.changes import Changes
-from app.db.engine import Driver, close, storage_errors
+from app.db.engine import Driver, StorageFault, close, storage_errors
 from app.db.statements import Statement
 from app.domain.clock import Clock
 from app.errors import BrokerError
@@ -52,8 +54,11 @@ WITH_NEWS = Statement(
     WHERE EXISTS (SELECT FROM signals WHERE backend_id = backend.id AND signals.{schema.PENDING})
 """).bindparams(bindparam("ids", type_=ARRAY(Integer)))  # noqa: S608 - nothing of anybody else's
 )
+# A hint need not be on disk before it is given.
 NOTIFY = Statement(
-    text("SELECT pg_notify(:channel, :payload)").bindparams(
+    text(
+        "SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, :payload)"
+    ).bindparams(
         bindparam("channel", type_=schema.tasks.c.tool.type),
         bindparam("payload", type_=schema.tasks.c.tool.type),
     )
@@ -78,7 +83,8 @@ class Notifications:
         self._unsent: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._versions: dict[UUID, str] = {}
-        self._heard_at = 0.0
+        self._heard_at = -math.inf
+        self._pinged = False
         self._said_deaf = False
 
     @property
@@ -105,9 +111,9 @@ class Notifications:
                 connection = await self._connect()
                 try:
                     await self._listen(connection)
-                    pause = 0.1
                     while not connection.is_closed():
                         await self._round(connection)
+                        pause = 0.1
                 finally:
                     await close(connection)
             except (BrokerError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
@@ -131,17 +137,11 @@ class Notifications:
             log.debug("changes were not told", reason=error.detail)
 
     async def _listen(self, connection: Driver) -> None:
-        with storage_errors():
-            # A hint need not be on disk before it is given.
-            await connection.execute("SET synchronous_commit = off")
-            await connection.add_listener(CHANNEL, self._hear)
         connection.add_termination_listener(lambda *_: self._wake.set())
-        # Who knows what was said meanwhile.
-        self._tasks.tell(self._tasks.keys())
-        self._news.tell(self._news.keys())
-        self._versions.clear()
-        self._look_at = self._ping_at = time.monotonic()
-        self._heard_at = time.monotonic()  # the benefit of the doubt
+        self._ping_at = time.monotonic()
+        self._look_at = time.monotonic()  # who knows what was said meanwhile
+        with self._refusals(), storage_errors():
+            await connection.add_listener(CHANNEL, self._hear)
 
     async def _round(self, connection: Driver) -> None:
         """Waits until there is something to do, and does it."""
@@ -154,14 +154,25 @@ class Notifications:
             except TimeoutError:
                 pass
         self._wake.clear()
-        await self._send(connection)
-        if time.monotonic() >= self._ping_at:
-            await self._notify(connection, ["p"])
-            self._ping_at = time.monotonic() + PING_SECONDS
-            self._tell_if_deaf()
         if time.monotonic() >= self._look_at:
             await self._look(connection)
             self._look_at = time.monotonic() + self._between_looks()
+        with self._refusals():
+            await self._send(connection)
+            if time.monotonic() >= self._ping_at:
+                self._ping_at = time.monotonic() + PING_SECONDS
+                self._tell_if_deaf()
+                await self._notify(connection, ["p"])
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """What the database refuses (LISTEN on a standby, NOTIFY with a full queue) leaves us
+        deaf or dumb; the looks go on.
+        """
+        try:
+            yield
+        except StorageFault as fault:
+            log.warning("a notification was refused", reason=fault.detail)
 
     def _between_looks(self) -> float:
         seconds = LOOK_SECONDS if self.arrive else LOOK_SECONDS_DEAF
@@ -203,7 +214,9 @@ class Notifications:
             self._news.tell(row[0] for row in rows_)
 
     def _tell_if_deaf(self) -> None:
-        if self.arrive == self._said_deaf:
+        if not self._pinged:  # there was nothing to hear yet
+            self._pinged = True
+        elif self.arrive == self._said_deaf:
             self._said_deaf = not self.arrive
             if self._said_deaf:
                 log.warning(

@@ -161,7 +161,7 @@ class Answering:
 
 
 def _too_many(request: Request) -> Answer:
-    why = "Too many requests of yours are waiting on this server; end some, or poll with tasks/get"
+    why = "Too many requests wait here, or too many of yours; end some, or poll with tasks/get"
     body = jsonrpc.error_body(request.id, RpcFailure(INTERNAL_ERROR, why, 429))
     return Answer(429, body, headers=((b"retry-after", b"5"),))
 

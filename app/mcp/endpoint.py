@@ -55,7 +55,7 @@ class McpEndpoint:
                 await while_connected(client_gone(receive), self._holding.give(answer, send))
                 return
         except ClientGone:
-            abort(scope)
+            await abort(scope, receive)
             return
         await send_answer(send, answer)
 

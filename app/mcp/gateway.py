@@ -98,7 +98,7 @@ class Gateway:
             else:
                 answer = decided
         except ClientGone:
-            abort(scope)
+            await abort(scope, receive)
             return
         if answer is not None:
             await send_answer(send, answer)

@@ -13,7 +13,7 @@ import structlog
 from app.asgi import Headers, text_header
 from app.auth.callers import Callers
 from app.broker.context import Broker, Caller
-from app.broker.follow import AWAY_SECONDS, Seen, follow_all, known_ids
+from app.broker.follow import AWAY_SECONDS, Seen, follow_all, own_tasks
 from app.errors import StorageUnavailable, Unauthenticated
 from app.mcp import jsonrpc
 from app.mcp.door import INTERNAL
@@ -43,13 +43,13 @@ class Listening:
                 f"params.notifications.taskIds names {len(ids)} tasks; "
                 f"one stream takes {self._max_tasks}, open several"
             )
-        known = await known_ids(self._broker, ids, caller)
+        known = await own_tasks(self._broker, ids, caller)
         states = follow_all(self._broker, known, caller)
         authorization = text_header(headers, b"authorization")
         return Held(
             rpc_id,
             caller.owner[0],
-            self._messages(rpc_id, known if ids else None, states, authorization),
+            self._messages(rpc_id, list(known) if ids else None, states, authorization),
             states,
             events=True,
             farewell=_end(rpc_id),
@@ -73,11 +73,11 @@ class Listening:
             async with aclosing(states):
                 async for seen in states:
                     params = _params(seen, subscription)
-                    if told.get(seen.task_id) == hash(params):
-                        continue
-                    told[seen.task_id] = hash(params)
-                    await self._check(authorization)
-                    yield jsonrpc.notification_body("notifications/tasks", params)
+                    if told.get(seen.task_id) != hash(params):
+                        told[seen.task_id] = hash(params)
+                        await self._check(authorization)
+                        yield jsonrpc.notification_body("notifications/tasks", params)
+                    del seen, params  # they may be large, and the next one far
         except Unauthenticated as error:
             failure = RpcFailure(INVALID_REQUEST, error.detail, 401)
             yield jsonrpc.error_body(rpc_id, failure)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ READER_SECONDS = 30.0
 FAREWELL_SECONDS = 5.0
 """How long all have together, when the server ends, to read what they are still sent."""
 _PIECE = 65_536
+_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -52,6 +54,8 @@ class Held:
     anonymous: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when nobody shall wait any longer."""
+    cut_off: bool = False
+    """Whether it has ended by that, before its own end."""
     deadline: float = math.inf
     """When the last of it must have been read, by the clock of the event loop."""
     reading: asyncio.Timeout | None = None
@@ -72,12 +76,14 @@ class Held:
 class Holding:
     """Gives held answers; ends one when its client withdraws, and all when the server ends.
 
-    Of one owner it holds at most `per_owner`, in this process; anonymous ones are nobody's.
+    In this process it holds at most `in_all`, and `per_owner` of one owner; anonymous ones are
+    nobody's.
     """
 
-    def __init__(self, *, per_owner: int) -> None:
+    def __init__(self, *, per_owner: int, in_all: int) -> None:
         self._open: set[Held] = set()
         self._per_owner = per_owner
+        self._in_all = in_all
         self._of_owner: Counter[bytes] = Counter()
         self._draining = False
 
@@ -86,8 +92,12 @@ class Holding:
         return len(self._open)
 
     def admits(self, held: Held) -> bool:
-        """Whether its owner may have one more. It has its place from now on, and is to be given."""
-        if not held.anonymous and self._of_owner[held.owner] >= self._per_owner:
+        """Whether there may be one more, of this owner and in all.
+
+        It has its place from now on, and is to be given.
+        """
+        full = len(self._open) >= self._in_all
+        if full or (not held.anonymous and self._of_owner[held.owner] >= self._per_owner):
             return False
         self._open.add(held)
         self._of_owner[held.owner] += 1
@@ -124,25 +134,27 @@ class Holding:
     async def _stream(self, held: Held, send: Send) -> None:
         await send(_START)
         async for message in _until_over(held, send):
-            await _event(held, send, b"event: message\ndata: %b\n\n" % message)
-        if held.over.is_set() and self._draining:
+            await _event(held, send, _as_event(message))
+            del message  # it may be large, and the next one far
+        if held.cut_off and self._draining:
             failure = RpcFailure(INTERNAL_ERROR, _ENDING.detail, 503)
             last = held.farewell or jsonrpc.error_body(held.rpc_id, failure)
-            await _event(held, send, b"event: message\ndata: %b\n\n" % last)
+            await _event(held, send, _as_event(last))
         await _patiently(held, send, b"", more=False)
 
     async def _answer(self, held: Held, send: Send) -> None:
         last = b""
         async for message in _until_over(held, None):
             last = message
-        over = held.over.is_set()
-        await send_answer(send, unavailable(held.rpc_id, _ENDING) if over else Answer(200, last))
+        await send_answer(
+            send, unavailable(held.rpc_id, _ENDING) if held.cut_off else Answer(200, last)
+        )
 
 
 async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, None]:
     """The messages as they come, with signs of life between them to who takes events."""
     over = asyncio.ensure_future(held.over.wait())
-    coming = asyncio.ensure_future(anext(held.messages, None))
+    coming: asyncio.Future[Any] = asyncio.ensure_future(anext(held.messages, None))
     try:
         while True:
             done, _ = await asyncio.wait(
@@ -152,9 +164,13 @@ async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, No
                 message = coming.result()
                 if message is None:
                     return
+                coming = over  # a message may be large, and the next one far: keep none
+                del done
                 yield message
+                del message
                 coming = asyncio.ensure_future(anext(held.messages, None))
             elif over in done:
+                held.cut_off = True
                 return
             elif send is not None:
                 await _event(held, send, b": \n\n")
@@ -162,6 +178,11 @@ async def _until_over(held: Held, send: Send | None) -> AsyncGenerator[bytes, No
         for waiting in (coming, over):
             waiting.cancel()
         await asyncio.gather(coming, over, return_exceptions=True)
+
+
+def _as_event(message: bytes) -> bytes:
+    """A message as a server-sent event. What was stored may have line breaks between its tokens."""
+    return b"event: message\ndata: %b\n\n" % _LINE_BREAK.sub(b"\ndata: ", message)
 
 
 async def _event(held: Held, send: Send, event: bytes) -> None:

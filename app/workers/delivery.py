@@ -37,7 +37,7 @@ LEASE = timedelta(seconds=30)
 RECORD_ATTEMPTS = 10
 RECORD_PAUSE_SECONDS = 1.0
 LOOK_SECONDS = 1.0
-"""How often to look for signals that have become due, or that another process wrote."""
+"""How often to look for signals that have become due."""
 DRAIN_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """How long to leave a database alone that has just failed."""

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from app.db import notifications
 from app.db.changes import Watch
 from app.db.database import Database
 from app.db.notifications import CHANNEL, KEYS_AT_ONCE, MOST_UNSENT
+from app.db.statements import Statement
 from tests.support.clock import ShiftedClock
 from tests.support.service import Service
 from tests.support.waiting import eventually
@@ -57,7 +59,7 @@ def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def quiet(watch: Watch[UUID]) -> None:
     """Lets pass what a watch is told for its own beginning."""
-    while await watch.changes(notifications.LOOK_SECONDS * 1.3):
+    while await watch.changes(notifications.LOOK_SECONDS * 4):
         pass
 
 
@@ -160,6 +162,40 @@ async def test_a_lost_connection_costs_nothing_that_was_said_meanwhile(
         assert cut == 2, "the connections of both processes"
         async with asyncio.timeout(AT_ONCE):
             assert await watch.changes() == {ref}
+
+
+async def test_refused_notifications_leave_the_looks(
+    frequent_looks: None,
+    service: Service,
+    database_url: str,
+    clock: ShiftedClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a full queue of notifications: no reconnects, and nothing is missed."""
+    tools, client = await service.tool_server(), service.client()
+    task = await tools.create(client)
+    refused = Statement(text("SELECT 1 / 0, :channel, :payload"))
+    monkeypatch.setattr(notifications, "NOTIFY", refused)
+    db = Database(database_url, clock)
+    running = asyncio.create_task(db.notifications.run())
+    with db.changes.watching([UUID(task.ref)]) as watch:
+        await quiet(watch)
+        async with db.own_connection() as connection:
+            before = await connection.fetchval(SESSIONS)
+            await connection.execute(
+                "UPDATE tasks SET status_message = '\"by hand\"' WHERE task_ref = $1", task.ref
+            )
+            assert await watch.changes(30) == {UUID(task.ref)}
+            assert await connection.fetchval(SESSIONS) == before
+    assert not db.notifications.arrive
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await db.close()
+
+
+SESSIONS = (
+    "SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity WHERE datname = current_database()"
+)
 
 
 async def test_a_change_that_nobody_told_of_is_found_by_looking(

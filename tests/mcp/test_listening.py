@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from app.broker.context import Caller
+from app.broker.follow import follow_all, own_tasks
 from app.db import clients
+from app.domain.owners import opaque_token_owner
 from tests.support.clock import ShiftedClock
 from tests.support.listening import SUBSCRIPTION, listen_request, listening
 from tests.support.service import (
@@ -148,6 +151,22 @@ async def test_a_result_comes_byte_for_byte(
     }
     response = await client.post(listen_request([task.id]), headers)
     assert b'{"resultType":"complete",' + raw[1:] in response.content
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\r\n"])
+async def test_a_result_with_line_breaks_stays_one_frame(
+    online: Service, tools: ToolServer, client: McpClient, line_break: str
+) -> None:
+    """A tool server may write its JSON as it likes."""
+    task = await tools.create(client)
+    pretty = f'{{"content": [],{line_break}  "n":{line_break} 1}}'
+    text = f'{{"type": "task.updated", "data": {{"taskRef": "{task.ref}", "status": "completed", "result": {pretty}}}}}'
+    event = text.encode()
+    await tools.post_event(event, tools.signed(event))
+    async with listening(online.http, client, [task.id]) as stream:
+        await stream.acknowledged()
+        assert (await stream.task())["result"]["n"] == 1
+        assert len(await stream.rest()) == 1
 
 
 # --- whose tasks ------------------------------------------------------------------------------
@@ -294,6 +313,18 @@ async def test_expiry_is_told(
         assert told["status"] == "failed"
         assert told["error"] == await client.error("tasks/get", task.id)
         assert len(await stream.rest()) == 1
+
+
+async def test_what_expires_before_it_was_told_is_told_as_well(
+    online: Service, tools: ToolServer, client: McpClient, clock: ShiftedClock
+) -> None:
+    task = await tools.create(client, ttlMs=60_000)
+    caller = Caller(online.broker.keyring.fingerprints(opaque_token_owner(str(client.token))))
+    found = await own_tasks(online.broker, [task.id], caller)
+    clock.advance(seconds=61)
+    assert [
+        (seen.task_id, seen.expired) async for seen in follow_all(online.broker, found, caller)
+    ] == [(task.id, True)]
 
 
 async def test_expiry_is_told_as_it_happens(

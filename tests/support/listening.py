@@ -25,11 +25,15 @@ class Stream:
 
     async def read(self) -> None:
         with suppress(httpx.TransportError):
+            data: list[str] = []
             async for line in self.response.aiter_lines():
                 if line.startswith(":"):
                     self.comments += 1
                 elif line.startswith("data: "):
-                    self._frames.put_nowait(json.loads(line.removeprefix("data: ")))
+                    data.append(line.removeprefix("data: "))
+                elif not line and data:
+                    self._frames.put_nowait(json.loads("\n".join(data)))
+                    data.clear()
         self._frames.put_nowait(None)
 
     async def frame(self) -> dict[str, Any]:
