@@ -116,9 +116,10 @@ conformance/node_modules tests/clients/inspector/node_modules: %/node_modules: %
 conformance: $(VENV)/.dev .venv-conformance/installed.txt conformance/node_modules ## Judge the gateway by the official MCP conformance suite
 	@$(BIN)/python conformance/run.py $(CONFORMANCE)
 
-bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application, and deliveries
+bench: $(VENV)/.dev ## Measure reads and events as ratios to a bare ASGI application, deliveries, and pushes
 	$(BIN)/python benchmarks/run.py $(BENCH)
 	$(BIN)/python benchmarks/deliveries.py
+	$(BIN)/python benchmarks/push.py
 
 # --- keeping it -----------------------------------------------------------------------------
 

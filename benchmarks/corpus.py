@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from app.auth.keys import SecretBox
@@ -117,47 +118,48 @@ def cancels(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
     return _about(tasks, "tasks/cancel")
 
 
-def _about(tasks: Iterable[StoredTask], method: str) -> Iterator[bytes]:
+def listens(tasks: Iterable[StoredTask]) -> Iterator[bytes]:
+    """`subscriptions/listen`, each about one task."""
     for number, task in enumerate(tasks):
-        message = {
-            "jsonrpc": "2.0",
-            "id": number,
-            "method": method,
-            "params": {"taskId": task.id, "_meta": _META},
-        }
-        yield _post(
-            "/mcp",
-            json.dumps(message, separators=(",", ":")).encode(),
-            {
-                "accept": "application/json, text/event-stream",
-                "authorization": f"Bearer {task.token}",
-                "mcp-protocol-version": VERSION,
-                "mcp-method": method,
-                "mcp-name": task.id,
-            },
-        )
+        params = {"notifications": {"taskIds": [task.id]}}
+        yield _rpc("/mcp", number, "subscriptions/listen", params, task.token)
 
 
 def calls(path: str) -> Iterator[bytes]:
     """`tools/call` of `greet`, of many clients."""
+    params = {"name": "greet", "arguments": {"name": "bench"}}
     for number in range(CLIENTS):
-        message = {
-            "jsonrpc": "2.0",
-            "id": number,
-            "method": "tools/call",
-            "params": {"name": "greet", "arguments": {"name": "bench"}, "_meta": _META},
-        }
-        yield _post(
-            path,
-            json.dumps(message, separators=(",", ":")).encode(),
-            {
-                "accept": "application/json, text/event-stream",
-                "authorization": f"Bearer {secrets.token_urlsafe(32)}",
-                "mcp-protocol-version": VERSION,
-                "mcp-method": "tools/call",
-                "mcp-name": "greet",
-            },
-        )
+        yield _rpc(path, number, "tools/call", params, secrets.token_urlsafe(32), "greet")
+
+
+def _about(tasks: Iterable[StoredTask], method: str) -> Iterator[bytes]:
+    for number, task in enumerate(tasks):
+        yield _rpc("/mcp", number, method, {"taskId": task.id}, task.token, task.id)
+
+
+def _rpc(
+    path: str,
+    number: int,
+    method: str,
+    params: dict[str, Any],
+    token: str,
+    name: str | None = None,
+) -> bytes:
+    message = {
+        "jsonrpc": "2.0",
+        "id": number,
+        "method": method,
+        "params": params | {"_meta": _META},
+    }
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "authorization": f"Bearer {token}",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": method,
+    }
+    if name is not None:
+        headers["mcp-name"] = name
+    return _post(path, json.dumps(message, separators=(",", ":")).encode(), headers)
 
 
 def events(tasks: list[StoredTask], key: bytes, count: int) -> Iterator[bytes]:

@@ -9,11 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from app.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 30.0
+
+
+class Served(NamedTuple):
+    port: int
+    pid: int
 
 
 @contextmanager
@@ -32,14 +38,29 @@ def on_cores(*, generator: bool) -> Iterator[None]:
 @contextmanager
 def broker(settings: Settings, checkout: Path = ROOT) -> Iterator[int]:
     """The real broker of a checkout, by its command line; its port."""
+    with _broker(settings, {}, checkout) as served:
+        yield served.port
+
+
+@contextmanager
+def replica(settings: Settings) -> Iterator[Served]:
+    """One of the brokers on a database, for as many streams of an owner as the settings say."""
+    streams = {f"{PREFIX}MAX_STREAMS_PER_OWNER": str(settings.max_streams_per_owner)}
+    with _broker(settings, streams, ROOT) as served:
+        yield served
+
+
+@contextmanager
+def _broker(settings: Settings, more: dict[str, str], checkout: Path) -> Iterator[Served]:
     environment = {
         f"{PREFIX}DATABASE_URL": str(settings.database_url),
         f"{PREFIX}SECRET_KEYS": ",".join(settings.secret_keys),
         f"{PREFIX}LOG_LEVEL": "error",
         f"{PREFIX}ALLOW_PRIVATE_CALLBACKS": str(settings.allow_private_callbacks),
     }
-    with _server(["app", "serve", "--port", "{port}"], environment, checkout) as port:
-        yield port
+    command = ["app", "serve", "--port", "{port}"]
+    with _server(command, environment | more, checkout) as served:
+        yield served
 
 
 @contextmanager
@@ -50,8 +71,8 @@ def bare(answer_bytes: int) -> Iterator[int]:
     command = ["uvicorn", "benchmarks.bare:application", *options.split(), *quiet.split()]
     with _server(
         [*command, "--port", "{port}"], {"BENCH_ANSWER_BYTES": str(answer_bytes)}, ROOT
-    ) as port:
-        yield port
+    ) as served:
+        yield served.port
 
 
 @contextmanager
@@ -63,19 +84,19 @@ def demo_tools() -> Iterator[int]:
         ["uvicorn", "demo.tool_server:app", *options.split(), "--port", "{port}"],
         environment | {"BROKER_API_KEY": "unused", "BROKER_WEBHOOK_SECRET": "whsec_" + "A" * 44},
         ROOT,
-    ) as port:
-        yield port
+    ) as served:
+        yield served.port
 
 
 @contextmanager
-def _server(module: list[str], environment: dict[str, str], folder: Path) -> Iterator[int]:
+def _server(module: list[str], environment: dict[str, str], folder: Path) -> Iterator[Served]:
     port = _free_port()
     command = [sys.executable, "-m", *(part.format(port=port) for part in module)]
     with on_cores(generator=False):
         process = subprocess.Popen(command, cwd=folder, env=os.environ | environment)
     try:
         _await_start(process, port)
-        yield port
+        yield Served(port, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
