@@ -160,8 +160,8 @@ async def test_a_result_with_line_breaks_stays_one_frame(
     """A tool server may write its JSON as it likes."""
     task = await tools.create(client)
     pretty = f'{{"content": [],{line_break}  "n":{line_break} 1}}'
-    text = f'{{"type": "task.updated", "data": {{"taskRef": "{task.ref}", "status": "completed", "result": {pretty}}}}}'
-    event = text.encode()
+    data = f'{{"taskRef": "{task.ref}", "status": "completed", "result": {pretty}}}'
+    event = f'{{"type": "task.updated", "data": {data}}}'.encode()
     await tools.post_event(event, tools.signed(event))
     async with listening(online.http, client, [task.id]) as stream:
         await stream.acknowledged()
@@ -322,9 +322,8 @@ async def test_what_expires_before_it_was_told_is_told_as_well(
     caller = Caller(online.broker.keyring.fingerprints(opaque_token_owner(str(client.token))))
     found = await own_tasks(online.broker, [task.id], caller)
     clock.advance(seconds=61)
-    assert [
-        (seen.task_id, seen.expired) async for seen in follow_all(online.broker, found, caller)
-    ] == [(task.id, True)]
+    seen = [one async for one in follow_all(online.broker, found, caller)]
+    assert [(one.task_id, one.expired) for one in seen] == [(task.id, True)]
 
 
 async def test_expiry_is_told_as_it_happens(
