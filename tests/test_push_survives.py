@@ -168,17 +168,28 @@ async def listeners(
 # --- the attacks ------------------------------------------------------------------------------
 
 
-async def cut_listening_connections(home: BrokerProcess) -> int:
-    """Ends the connections on which replicas hear of one another; how many there were."""
+LISTENING = """
+    SELECT pid FROM pg_stat_activity
+    WHERE query ~ 'LISTEN|set_config|xmin::text|AS backend' AND pid <> pg_backend_pid()
+"""
+CUT = "SELECT count(pg_terminate_backend(pid)) FROM unnest($1::int[]) AS pid"
+
+
+async def listening_sessions(home: BrokerProcess) -> set[int]:
+    """The sessions of Postgres in which replicas talk to one another."""
     database = await asyncpg.connect(home.database_url)
     try:
-        cut: int = await database.fetchval(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
-            "WHERE query ~ 'LISTEN|pg_notify|xmin::text|AS backend' AND pid <> pg_backend_pid()"
-        )
+        return {row["pid"] for row in await database.fetch(LISTENING)}
     finally:
         await database.close()
-    return cut
+
+
+async def cut(home: BrokerProcess, sessions: set[int]) -> None:
+    database = await asyncpg.connect(home.database_url)
+    try:
+        await database.execute(CUT, sessions)
+    finally:
+        await database.close()
 
 
 async def test_cut_connections_between_replicas(
@@ -195,7 +206,9 @@ async def test_cut_connections_between_replicas(
         for number, task in enumerate(tasks):
             await complete(tools, task, number)
             if number % 3 == 0:
-                cuts += await cut_listening_connections(home)
+                sessions = await listening_sessions(home)
+                await cut(home, sessions)
+                cuts += len(sessions)
     assert cuts > 10
     assert [listener.streams for listener in everybody] == [1, 1, 1], "no client noticed"
 
@@ -227,11 +240,13 @@ async def test_kill_9_of_the_replica_that_has_answered_an_event(
     client: McpClient,
     tasks: list[CreatedTask],
 ) -> None:
-    """It may not have told anybody yet: the others find out by themselves."""
+    """It has told nobody yet: the others find out by themselves."""
     numbered = list(enumerate(tasks))
     async with listeners(client, tasks, b.url, c.url) as everybody:
         for burst in (numbered[:20], numbered[20:40], numbered[40:]):
+            others = await listening_sessions(home)
             with replica(home, "a") as a:
+                await cut(home, await listening_sessions(home) - others)
                 answered = await answered_before_kill(a, tools, burst)
             ids = {tasks[number].id for number in answered}
             await eventually(partial(all_know, everybody, ids))
