@@ -47,7 +47,7 @@ check: $(VENV)/.dev ## Format, lint, types, import contract
 test: $(VENV)/.dev ## Run the tests on a real Postgres
 	$(BIN)/python -m pytest -m "not slow and not clients"
 
-test-slow: $(VENV)/.dev ## Run the tests that take long: crashes, races, fuzzing
+test-slow: $(VENV)/.dev ## Run the tests that take long: crashes, races, fuzzing (needs pgbouncer)
 	$(BIN)/python -m pytest -m slow
 
 CLIENT_PIP = bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes

@@ -60,7 +60,7 @@ def create_broker(settings: Settings, clock: Clock = utc_now) -> Broker:
     if settings.database_url is None or not settings.secret_keys:
         raise ValueError("a broker needs a database and secret keys")
     return Broker(
-        db=Database(settings.database_url, clock),
+        db=Database(settings.database_url, clock, pooled=settings.pooler == "transaction"),
         keyring=Keyring(settings.keys),
         clock=clock,
         policy=Policy(

@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     )
 
     database_url: str | None = Field(default=None, repr=False)
+    pooler: Literal["session", "transaction"] = "session"
     data_dir: Path = Path(".taskbroker")
     postgres_bin: Path | None = None
     secret_keys: CommaSeparated = Field(default=(), repr=False)

@@ -12,7 +12,7 @@ from app.broker.expire import sweep as sweep_once
 from app.cli.runtime import AsJson, database, print_members, run
 from app.db import migrations
 from app.domain.task_ids import KEY_BYTES
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 
 keys = typer.Typer(help="Secret keys of the service.", no_args_is_help=True)
 
@@ -23,6 +23,11 @@ def migrate() -> None:
     Example: `TASKBROKER_DATABASE_URL=postgresql://… taskbroker migrate`
     """
     with database() as settings:
+        if settings.pooler == "transaction":
+            raise SettingsError(
+                "migrate needs a session: give it a TASKBROKER_DATABASE_URL that leads past the "
+                "pooler, and no TASKBROKER_POOLER"
+            )
         before, after = asyncio.run(migrations.migrate(str(settings.database_url)))
     print(f"The schema is at {after}." if before == after else f"Migrated {before} -> {after}.")
 

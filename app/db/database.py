@@ -28,14 +28,17 @@ CREATE_CONNECTIONS = 1
 class Database:
     """One process's way to Postgres. Everything raises StorageUnavailable when there is none."""
 
-    def __init__(self, database_url: str, clock: Clock = utc_now) -> None:
+    def __init__(self, database_url: str, clock: Clock = utc_now, *, pooled: bool = False) -> None:
         self._url = database_url
-        self._engine = create_engine(database_url)
+        self._pooled = pooled
+        self._engine = create_engine(database_url, pooled=pooled)
         self.changes: Changes[UUID] = Changes()
         """Of tasks, by their references."""
         self.news: Changes[int] = Changes()
         """New signals, by the backends that they are for."""
-        self.notifications = Notifications(self.connect, self.changes, self.news, clock)
+        self.notifications = Notifications(
+            self.connect, self.transaction, self.changes, self.news, clock
+        )
         self._reads: Grouping[UUID, Task | None] = Grouping(
             self.connect, tasks.read, connections=READ_CONNECTIONS, largest=256
         )
@@ -103,7 +106,7 @@ class Database:
 
     async def connect(self) -> Driver:
         """A driver connection of one's own."""
-        return await connect(self._url)
+        return await connect(self._url, pooled=self._pooled)
 
     @asynccontextmanager
     async def own_connection(self) -> AsyncIterator[Driver]:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 from sqlalchemy import ExceptionContext, event
@@ -19,11 +19,17 @@ else:
 
 CONNECT_TIMEOUT = 5.0
 STATEMENT_TIMEOUT = 15.0
+STATEMENT_CACHE = 100
+POOLER = (
+    "A pooler refuses our session: connect past it, or set TASKBROKER_POOLER=transaction "
+    "(docs/operations.md says what that costs)"
+)
 _READ_ONLY = "25006"
+_POOLED_SETTINGS = {"application_name": "taskbroker", "timezone": "UTC"}
+"""Those that a pooler in transaction mode sees to."""
 _SERVER_SETTINGS = {
-    "application_name": "taskbroker",
+    **_POOLED_SETTINGS,
     "jit": "off",
-    "timezone": "UTC",
     "lock_timeout": "3s",  # one row that somebody holds must not stop all the others for long
 }
 _UNREACHABLE = (
@@ -59,9 +65,13 @@ class LockTimeout(StorageFault):
 
 
 async def connect(
-    database_url: str, *, statement_timeout: float | None = STATEMENT_TIMEOUT
+    database_url: str,
+    *,
+    pooled: bool = False,
+    statement_timeout: float | None = STATEMENT_TIMEOUT,
 ) -> Driver:
-    """A driver connection; the URL is in libpq style, the timeout in seconds.
+    """A driver connection; the URL is in libpq style, the timeout in seconds. A pooled one leaves
+    nothing in its session, which is another's after each transaction.
 
     Raises StorageUnavailable, or StorageFault with the server's words when it refuses us.
     """
@@ -70,8 +80,13 @@ async def connect(
             database_url,
             timeout=CONNECT_TIMEOUT,
             command_timeout=statement_timeout,
-            server_settings=_SERVER_SETTINGS,
+            server_settings=_POOLED_SETTINGS if pooled else _SERVER_SETTINGS,
+            statement_cache_size=0 if pooled else STATEMENT_CACHE,
         )
+    except asyncpg.ProtocolViolationError as error:  # what a pooler says, of itself or the server
+        if "startup parameter" in str(error):
+            raise StorageFault(POOLER) from None
+        raise StorageUnavailable from None
     except _UNREACHABLE:
         raise StorageUnavailable from None
     except asyncpg.PostgresError as error:
@@ -79,16 +94,28 @@ async def connect(
 
 
 def create_engine(
-    database_url: str, pool_size: int = 5, *, statement_timeout: float | None = STATEMENT_TIMEOUT
+    database_url: str,
+    pool_size: int = 5,
+    *,
+    pooled: bool = False,
+    statement_timeout: float | None = STATEMENT_TIMEOUT,
 ) -> AsyncEngine:
     """The pool for everything but the hot statements. Never puts parameters into an error."""
 
-    async def creator() -> Driver:
-        return await connect(database_url, statement_timeout=statement_timeout)
+    async def connected() -> Driver:
+        return await connect(database_url, pooled=pooled, statement_timeout=statement_timeout)
+
+    adapted: dict[str, Any] = {"async_creator_fn": connected}
+    if pooled:  # `str`: their names are empty
+        adapted |= {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+
+    def creator() -> Any:
+        dialect: Any = engine.dialect
+        return dialect.dbapi.connect(**adapted)
 
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=creator,
+        creator=creator,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=CONNECT_TIMEOUT,

@@ -12,7 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 from sqlalchemy import ARRAY, Integer, Uuid, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db import schema
 from app.db.changes import Changes
@@ -54,8 +55,10 @@ WITH_NEWS = Statement(
     WHERE EXISTS (SELECT FROM signals WHERE backend_id = backend.id AND signals.{schema.PENDING})
 """).bindparams(bindparam("ids", type_=ARRAY(Integer)))  # noqa: S608 - nothing of anybody else's
 )
-# A hint need not be on disk before it is given.
+PING = "SELECT pg_notify(:channel, :payload)"
 NOTIFY = Statement(
+    # A hint need not be on disk before it is given. Set for the statement only: behind a pooler,
+    # the session may be another's next.
     text(
         "SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, :payload)"
     ).bindparams(
@@ -71,11 +74,13 @@ class Notifications:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Driver]],
+        transaction: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
         tasks: Changes[UUID],
         news: Changes[int],
         clock: Clock,
     ) -> None:
         self._connect = connect
+        self._transaction = transaction
         self._tasks = tasks
         self._news = news
         self._clock = clock
@@ -162,7 +167,7 @@ class Notifications:
             if time.monotonic() >= self._ping_at:
                 self._ping_at = time.monotonic() + PING_SECONDS
                 self._tell_if_deaf()
-                await self._notify(connection, ["p"])
+                await self._ping()
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -189,10 +194,20 @@ class Notifications:
         payload = ".".join([self._me, *keys])
         await NOTIFY.fetch(connection, channel=CHANNEL, payload=payload)
 
+    async def _ping(self) -> None:
+        """Says something to ourselves, on another connection. Behind a pooler that lends sessions
+        out for a transaction, this one would hear itself, and nobody else.
+        """
+        said = {"channel": CHANNEL, "payload": f"{self._me}.p"}
+        with suppress(BrokerError):  # `arrive` will tell
+            async with self._transaction() as connection:
+                await connection.execute(text(PING), said)
+
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         said = _said(str(payload))
         if said.by == self._me:  # those who wait here were told at once
-            self._heard_at = time.monotonic()
+            if said.is_ping:
+                self._heard_at = time.monotonic()
             return
         self._tasks.tell(said.refs)
         self._news.tell(said.backend_ids)
@@ -230,6 +245,7 @@ class Notifications:
 
 class _Said(NamedTuple):
     by: str
+    is_ping: bool
     refs: list[UUID]
     backend_ids: list[int]
 
@@ -246,7 +262,7 @@ def _said(payload: str) -> _Said:
                 refs.append(UUID(hex=key))
         except ValueError:
             continue
-    return _Said(by, refs, backend_ids)
+    return _Said(by, keys == ["p"], refs, backend_ids)
 
 
 def _over(expires_at: datetime | None, now: datetime) -> bool:

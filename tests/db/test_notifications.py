@@ -159,7 +159,7 @@ async def test_a_lost_connection_costs_nothing_that_was_said_meanwhile(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
-        assert cut == 2, "the connections of both processes"
+        assert cut >= 2, "the connections of both processes"
         async with asyncio.timeout(AT_ONCE):
             assert await watch.changes() == {ref}
 
