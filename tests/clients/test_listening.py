@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.mcp import streams
 from tests.clients.drivers import EXT_TASKS, LISTENERS, MCP, Driver, Outcome, leave, listen
 from tests.support.clock import ShiftedClock
 from tests.support.listening import listening
@@ -64,8 +65,9 @@ class Replicas:
 
 @pytest.fixture
 async def replicas(
-    database_url: str, clock: ShiftedClock, tmp_path: Path
+    database_url: str, clock: ShiftedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Replicas]:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)  # comments between all notifications
     settings = test_settings(database_url, max_streams_per_owner=1)
     async with (
         running_upstream() as upstream,
