@@ -55,7 +55,7 @@ def expiry_notification(
     task: Task, task_id: str, subscription: JsonText, error: JsonText
 ) -> JsonText:
     """The same for a task whose time has run out: failed, as a server may say of it ("Task
-    Update"), with the error that `tasks/get` answers now.
+    Polling"), with the error that `tasks/get` answers now.
     """
     ended = replace(
         task, status=Status.FAILED, status_message=None, error=error,
