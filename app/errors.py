@@ -11,7 +11,9 @@ BrokerError
 ├── TooLarge             the input is over the limit
 │   └── HeadersTooLarge  the headers are
 ├── TooSlow              the input did not come in time
-├── StorageUnavailable   the database cannot be reached now; trying again is right
+├── Unavailable          something cannot be reached now; trying again is right
+│   ├── StorageUnavailable   the database
+│   └── IssuerUnavailable    who must be asked whether a token is valid
 └── StorageFault         the database refused a statement: a fault of ours (in db/engine.py)
 """
 
@@ -76,5 +78,13 @@ class TooSlow(BrokerError):
     """The body did not come in time."""
 
 
-class StorageUnavailable(BrokerError):
+class Unavailable(BrokerError):
+    """Something that is needed cannot be reached right now. Try again shortly."""
+
+
+class StorageUnavailable(Unavailable):
     """The database cannot be reached right now. Try again shortly."""
+
+
+class IssuerUnavailable(Unavailable):
+    """The credential cannot be checked right now. Try again shortly."""

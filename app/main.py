@@ -15,9 +15,13 @@ from starlette.exceptions import HTTPException
 
 from app import __version__
 from app.asgi import Application, ClientGone, Message, Receive, Scope, Send
+from app.auth.access_tokens import AccessTokens
 from app.auth.callers import Callers
 from app.auth.cursors import Cursors
+from app.auth.documents import Documents
 from app.auth.handles import Handles
+from app.auth.introspection import Endpoint, Introspection
+from app.auth.issuer_keys import IssuerKeys
 from app.auth.keys import SecretBox
 from app.auth.senders import Senders
 from app.auth.signers import Signers
@@ -42,7 +46,10 @@ from app.mcp.forwarding import pseudonym
 from app.mcp.gateway import PREFIX as GATEWAY
 from app.mcp.gateway import Gateway
 from app.mcp.listening import Listening
+from app.mcp.rechecking import Rechecking
 from app.mcp.relay import Relay
+from app.mcp.resources import WELL_KNOWN, ProtectedResources
+from app.mcp.scopes import Scopes
 from app.mcp.streams import Holding
 from app.mcp.upstreams import Upstreams
 from app.settings import Settings
@@ -90,7 +97,8 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         streams=lambda: len(holding),
         notifications=lambda: broker.db.notifications.arrive,
     )
-    callers = Callers(broker.db)
+    oauth = _OAuth(settings, clock, metrics)
+    callers = Callers(broker.db, oauth.access_tokens, oauth.introspection)
     senders = Senders(broker.db, SecretBox(settings.keys), clock)
     handles = Handles(settings.keys, clock)
     doorkeeper = Doorkeeper(
@@ -98,19 +106,33 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
     )
-    listening = Listening(broker, callers, max_tasks=settings.max_tasks_per_stream)
+    scopes = Scopes(settings.scopes_read, settings.scopes_write)
+    resources = ProtectedResources(
+        settings.public_url,
+        settings.authorization_servers,
+        (*settings.scopes_read, *settings.scopes_write),
+    )
+    rechecking = Rechecking(callers, scopes)
+    listening = Listening(broker, rechecking, max_tasks=settings.max_tasks_per_stream)
     answering = Answering(
         broker,
-        callers,
         Cursors(settings.keys),
         holding,
         listening,
+        rechecking,
+        scopes,
         metrics,
         legacy=settings.legacy,
         strict_headers=settings.strict_headers,
     )
     mcp = McpEndpoint(
-        broker, callers, doorkeeper, answering, holding, max_body_bytes=settings.max_body_bytes
+        broker,
+        callers,
+        doorkeeper,
+        answering,
+        holding,
+        resources,
+        max_body_bytes=settings.max_body_bytes,
     )
     upstreams = Upstreams(settings.gateway_timeout_ms / 1000)
     relay = Relay(upstreams, metrics, max_answer_bytes=settings.gateway_max_answer_bytes)
@@ -122,6 +144,7 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         answering,
         holding,
         relay,
+        resources,
         advertising=Advertising(legacy=settings.legacy),
         pseudonym=pseudonym(settings.keys[0]),
         max_body_bytes=settings.max_body_bytes,
@@ -143,8 +166,10 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         "deliveries": deliveries.run,
         "notifications": broker.db.notifications.run,
     }
-    api = _create_api(broker, workers, drain, (deliveries.close, upstreams.close), metrics)
-    owners = Owners(callers, handles)
+    close = (deliveries.close, upstreams.close, oauth.close)
+    api = _create_api(broker, workers, drain, close, metrics)
+    _add_metadata(api, resources, gateway)
+    owners = Owners(callers, handles, oauth.issuers)
     api.include_router(
         rest.router(
             broker, owners, senders, metrics, ending, max_body_bytes=settings.max_body_bytes
@@ -166,6 +191,47 @@ def create_app(settings: Settings, clock: Clock = utc_now) -> Application:
         await api(scope, receive, send)
 
     return _logged(application) if settings.log_level == "debug" else application
+
+
+class _OAuth:
+    """Who verifies access tokens; nobody where nothing is configured."""
+
+    def __init__(self, settings: Settings, clock: Clock, metrics: Metrics) -> None:
+        self._documents = Documents()
+        self._keys = {
+            issuer: IssuerKeys(issuer, self._documents, clock, metrics.jwks_fetches)
+            for issuer in settings.oauth_issuers
+        }
+        self.access_tokens = AccessTokens(self._keys, clock) if self._keys else None
+        endpoint = _introspection_endpoint(settings)
+        self.introspection = (
+            None if endpoint is None else Introspection(endpoint, self._documents, clock)
+        )
+        self.issuers = {issuer.name for issuer in settings.oauth_issuers}
+        if endpoint is not None:
+            self.issuers.add(endpoint.issuer)
+
+    async def close(self) -> None:
+        for keys in self._keys.values():
+            await keys.close()
+        if self.introspection is not None:
+            await self.introspection.close()
+        await self._documents.close()
+
+
+def _introspection_endpoint(settings: Settings) -> Endpoint | None:
+    if settings.introspection_url is None:
+        return None
+    named = {issuer.name for issuer in settings.oauth_issuers}
+    audiences = [audience for issuer in settings.oauth_issuers for audience in issuer.audiences]
+    return Endpoint(
+        url=settings.introspection_url,
+        client_id=settings.introspection_client_id or "",
+        client_secret=settings.introspection_client_secret or "",
+        issuer=settings.introspection_issuer or settings.introspection_url,
+        audiences=frozenset((*audiences, *settings.introspection_audience)),
+        other_issuers=frozenset(named) if settings.authorization_servers else None,
+    )
 
 
 def _logged(application: Application) -> Application:
@@ -260,6 +326,27 @@ def _add_operations(api: FastAPI, broker: Broker, metrics: Metrics) -> None:
     @api.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_metadata(api: FastAPI, resources: ProtectedResources, gateway: Gateway) -> None:
+    """What MCP clients need to know to get a token for a door (RFC 9728)."""
+
+    def answer(backend: str | None) -> Response:
+        metadata = resources.metadata(backend)
+        if metadata is None:
+            raise HTTPException(404, "OAuth is not configured here")
+        return Response(metadata, media_type="application/json")
+
+    @api.get(WELL_KNOWN, include_in_schema=False)
+    @api.get(f"{WELL_KNOWN}/mcp", include_in_schema=False)
+    async def of_all() -> Response:
+        return answer(None)
+
+    @api.get(WELL_KNOWN + "/mcp/{backend}", include_in_schema=False)
+    async def of_one(backend: str) -> Response:
+        if not await gateway.has_door(backend):
+            raise HTTPException(404, "No tool server with an mcp-url has this name")
+        return answer(backend)
 
 
 def _add_error_handlers(api: FastAPI) -> None:

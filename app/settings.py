@@ -1,6 +1,7 @@
 """The settings: environment variables `TASKBROKER_*` and a `.env` file, read once at start."""
 
 import binascii
+import json
 import os
 import re
 from base64 import b64encode, urlsafe_b64decode
@@ -13,6 +14,8 @@ from dotenv import dotenv_values
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.domain.addresses import url_fault
+from app.domain.issuers import Issuer, endpoint_fault
 from app.domain.task_ids import KEY_BYTES
 
 PREFIX = "TASKBROKER_"
@@ -20,11 +23,10 @@ ENV_FILE = ".env"
 _HUNDRED_YEARS_MS = 100 * 366 * 24 * 3600 * 1000
 Milliseconds = Annotated[int, Field(ge=1, le=_HUNDRED_YEARS_MS)]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*\s]+/?", re.ASCII | re.IGNORECASE)
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+", re.ASCII)
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
 NOT_YET = {
-    "OAUTH_ISSUERS": "OAuth access tokens are not verified by this release",
-    "INTROSPECTION_URL": "token introspection is not part of this release",
     "MAX_LIVE_TASKS_PER_OWNER": "quotas are not part of this release",
     "MAX_LIVE_TASKS_PER_BACKEND": "quotas are not part of this release",
 }
@@ -37,7 +39,7 @@ LIBPQ_ONLY = frozenset(
 )  # fmt: skip
 """Parameters of a database URL that libpq has and our driver would take for server settings."""
 
-WITHOUT_EFFECT = ("RATE_LIMIT_ENABLED", "ADMIN_TOKEN", "PUBLIC_URL")
+WITHOUT_EFFECT = ("RATE_LIMIT_ENABLED", "ADMIN_TOKEN")
 """Settings of features to come that do no harm: accepted, and named in the start-up log."""
 
 
@@ -70,6 +72,16 @@ class Settings(BaseSettings):
     strict_headers: bool = False
     legacy: bool = True
 
+    public_url: str | None = None
+    oauth_issuers: Annotated[tuple[Issuer, ...], NoDecode] = ()
+    introspection_url: str | None = None
+    introspection_client_id: str | None = None
+    introspection_client_secret: str | None = Field(default=None, repr=False)
+    introspection_issuer: str | None = None
+    introspection_audience: CommaSeparated = ()
+    scopes_read: CommaSeparated = ()
+    scopes_write: CommaSeparated = ()
+
     default_ttl_ms: Milliseconds = 3_600_000
     max_ttl_ms: Milliseconds = 604_800_000
     allow_unlimited_ttl: bool = False
@@ -94,7 +106,14 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
 
     @field_validator(
-        "secret_keys", "allowed_origins", "allowed_hosts", "trusted_proxies", mode="before"
+        "secret_keys",
+        "allowed_origins",
+        "allowed_hosts",
+        "trusted_proxies",
+        "introspection_audience",
+        "scopes_read",
+        "scopes_write",
+        mode="before",
     )
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -124,6 +143,37 @@ class Settings(BaseSettings):
                 ip_network(network)
         except ValueError:
             raise ValueError("must list addresses or networks like 10.0.0.0/8") from None
+        return value
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_origin(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith(("https://", "http://")) or not _ORIGIN.fullmatch(value):
+            raise ValueError("must be an origin like https://broker.example, without a path")
+        if not _is_plain(value):
+            raise ValueError("must have a host name and no user name, query or fragment")
+        return value.rstrip("/")
+
+    @field_validator("oauth_issuers", mode="before")
+    @classmethod
+    def _issuers(cls, value: Any) -> Any:
+        return _read_issuers(value) if isinstance(value, str) else value
+
+    @field_validator("introspection_url")
+    @classmethod
+    def _endpoint(cls, value: str | None) -> str | None:
+        fault = None if value is None else endpoint_fault(value)
+        if fault is not None:
+            raise ValueError(fault)
+        return value
+
+    @field_validator("scopes_read", "scopes_write")
+    @classmethod
+    def _scope_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_SCOPE.fullmatch(scope) for scope in value):
+            raise ValueError("must list names of scopes, separated by commas")
         return value
 
     @field_validator("database_url")
@@ -162,6 +212,64 @@ class Settings(BaseSettings):
         """The secret keys as bytes, newest first."""
         return tuple(decode_key(key) for key in self.secret_keys)
 
+    @property
+    def has_oauth(self) -> bool:
+        """Whether any bearer token but the broker's own keys is checked with anyone."""
+        return bool(self.oauth_issuers) or self.introspection_url is not None
+
+    @property
+    def authorization_servers(self) -> tuple[str, ...]:
+        """Where clients get their tokens, as far as that is known."""
+        named = [issuer.name for issuer in self.oauth_issuers]
+        if self.introspection_issuer is not None:
+            named.append(self.introspection_issuer)
+        return tuple(dict.fromkeys(named))
+
+
+def _is_plain(url: str) -> bool:
+    return url_fault(url) is None and not set(url) & set('?#"\\')
+
+
+def _read_issuers(text: str) -> tuple[Issuer, ...]:
+    """The issuers in a JSON list. ValueError says which one is wrong, and how."""
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(listed, list) or not listed:
+        raise ValueError("must be a list of at least one object with issuer and audience")
+    issuers = []
+    for position, entry in enumerate(listed, 1):
+        try:
+            issuers.append(_read_issuer(entry))
+        except ValueError as error:
+            raise ValueError(f"number {position}: {error}") from None
+    if len({issuer.name for issuer in issuers}) < len(issuers):
+        raise ValueError("an issuer is listed twice; give it a list of audiences instead")
+    return tuple(issuers)
+
+
+def _read_issuer(entry: Any) -> Issuer:
+    if not isinstance(entry, dict) or not {"issuer", "audience"} <= set(entry):
+        raise ValueError("must be an object with issuer and audience")
+    if set(entry) - {"issuer", "audience", "jwks_uri"}:
+        raise ValueError("has a member other than issuer, audience and jwks_uri")
+    name, audience, jwks_uri = entry["issuer"], entry["audience"], entry.get("jwks_uri")
+    if not isinstance(name, str) or not _is_plain(name):
+        raise ValueError("issuer must be a URL without query and fragment")
+    if fault := endpoint_fault(name):
+        raise ValueError(f"issuer: {fault}")
+    audiences = [audience] if isinstance(audience, str) else audience
+    if not isinstance(audiences, list) or not audiences:
+        raise ValueError("audience must be a text or a list of texts")
+    if not all(isinstance(one, str) and one for one in audiences):
+        raise ValueError("audience must be a text or a list of texts")
+    if jwks_uri is not None:
+        fault = endpoint_fault(jwks_uri) if isinstance(jwks_uri, str) else "must be a URL"
+        if fault:
+            raise ValueError(f"jwks_uri: {fault}")
+    return Issuer(name, frozenset(audiences), jwks_uri)
+
 
 def decode_key(text: str) -> bytes:
     """The bytes of a base64url text, padded or not; empty if it is not one."""
@@ -192,7 +300,35 @@ def load_settings() -> Settings:
         raise SettingsError(f"{PREFIX}{name}: {detail}") from None
     if settings.default_ttl_ms > settings.max_ttl_ms:
         raise SettingsError(f"{PREFIX}DEFAULT_TTL_MS is larger than {PREFIX}MAX_TTL_MS")
+    _check_oauth(settings)
     return settings
+
+
+def _check_oauth(settings: Settings) -> None:
+    """What one setting needs of another."""
+    if settings.oauth_issuers and settings.public_url is None:
+        raise SettingsError(
+            f"{PREFIX}PUBLIC_URL must be set with {PREFIX}OAUTH_ISSUERS: "
+            "clients are told by it for which resource they need a token"
+        )
+    credentials = (settings.introspection_client_id, settings.introspection_client_secret)
+    if settings.introspection_url is not None and not all(credentials):
+        raise SettingsError(
+            f"{PREFIX}INTROSPECTION_URL needs {PREFIX}INTROSPECTION_CLIENT_ID "
+            f"and {PREFIX}INTROSPECTION_CLIENT_SECRET"
+        )
+    for name in ("client_id", "client_secret", "issuer", "audience"):
+        if getattr(settings, f"introspection_{name}") and settings.introspection_url is None:
+            raise SettingsError(
+                f"{PREFIX}INTROSPECTION_{name.upper()} has no meaning "
+                f"without {PREFIX}INTROSPECTION_URL"
+            )
+    for name in ("SCOPES_READ", "SCOPES_WRITE"):
+        if getattr(settings, name.lower()) and not settings.has_oauth:
+            raise SettingsError(
+                f"{PREFIX}{name} would protect nothing: only tokens that are verified "
+                f"({PREFIX}OAUTH_ISSUERS, {PREFIX}INTROSPECTION_URL) have scopes"
+            )
 
 
 def settings_without_effect() -> list[str]:

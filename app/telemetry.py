@@ -203,6 +203,12 @@ class Metrics:
             registry=registry,
             buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600, 3600, 36_000),
         )
+        self.jwks_fetches = Counter(
+            "taskbroker_jwks_fetches",
+            "Fetches of an issuer's keys, by what became of them (ok, or why not)",
+            ["issuer", "outcome"],
+            registry=registry,
+        )
         self.created = Counter("taskbroker_tasks_created", "Tasks created", registry=registry)
         self.swept = Counter(
             "taskbroker_swept",

@@ -77,6 +77,15 @@ _OWNER: Schema = {
         },
         {
             "type": "object",
+            "required": ["issuer", "subject"],
+            "properties": {
+                "issuer": {"type": "string", "description": "One that the broker accepts"},
+                "subject": {"type": "string", "minLength": 1},
+                "clientId": {"type": "string", "description": "If the token has one"},
+            },
+        },
+        {
+            "type": "object",
             "required": ["anonymous"],
             "properties": {"anonymous": {"const": True}},
         },

@@ -59,6 +59,7 @@ class OwnerBody(Struct, rename="camel", kw_only=True):
     handle: Text = UNSET
     issuer: Text = UNSET
     subject: Text = UNSET
+    client_id: Text = UNSET
 
 
 class EventBody(Struct):

@@ -10,6 +10,7 @@ from app.errors import (
     Fault,
     Forbidden,
     Invalid,
+    IssuerUnavailable,
     NotFound,
     Refused,
     StorageUnavailable,
@@ -31,6 +32,7 @@ _TITLES: dict[type[BrokerError], tuple[int, str, str]] = {
     TooLarge: (413, "too-large", "The body is too large"),
     Refused: (422, "refused", "The input does not fit"),
     StorageUnavailable: (503, "unavailable", "The database cannot be reached"),
+    IssuerUnavailable: (503, "unavailable", "The credential cannot be checked"),
 }
 
 

@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 import typer
+from prometheus_client import CollectorRegistry
 
+from app.auth.documents import Documents, NoDocument
+from app.auth.issuer_keys import IssuerKeys
 from app.auth.keys import SecretBox
 from app.broker.context import Broker
 from app.cli.demo import NAME as DEMO
@@ -14,8 +17,10 @@ from app.cli.demo import is_ours
 from app.cli.runtime import AsJson, print_json, run
 from app.db import backends, health, migrations, signals
 from app.domain.backends import Backend
+from app.domain.issuers import Issuer
 from app.errors import BrokerError
 from app.settings import Settings
+from app.telemetry import Metrics
 from app.workers.callbacks import Callbacks, Outcome
 
 OLDEST_POSTGRES = 14
@@ -38,8 +43,8 @@ Check = Callable[[Broker, Settings], Awaitable[Finding]]
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the database, the schema, the clock, the keys, the LISTEN path, the tool servers and
-    their callbacks.
+    """Check the database, the schema, the clock, the keys, the LISTEN path, the tool servers,
+    their callbacks and the issuers of access tokens.
 
     Ends with 1 if anything needs mending. Example: `taskbroker doctor`
     """
@@ -180,6 +185,32 @@ async def _look(backend: Backend, url: str, settings: Settings) -> Outcome | Non
         await callbacks.close()
 
 
+async def _issuers(broker: Broker, settings: Settings) -> Finding:
+    documents = Documents()
+    faults = await asyncio.gather(
+        *(_keys_fault(issuer, documents, broker) for issuer in settings.oauth_issuers)
+    )
+    await documents.close()
+    named = zip(settings.oauth_issuers, faults, strict=True)
+    found = [f"{issuer.name}: {fault}" for issuer, fault in named if fault is not None]
+    if found:
+        mend = (
+            "see that this machine reaches them, and that issuer and jwks_uri in "
+            "TASKBROKER_OAUTH_ISSUERS are what they call themselves and where their keys are"
+        )
+        return Finding("issuers", False, "; ".join(found), mend)
+    return Finding("issuers", True, f"{len(faults)}, the keys of all can be fetched")
+
+
+async def _keys_fault(issuer: Issuer, documents: Documents, broker: Broker) -> str | None:
+    keys = IssuerKeys(issuer, documents, broker.clock, Metrics(CollectorRegistry()).jwks_fetches)
+    try:
+        usable = await keys.count()
+    except NoDocument as failure:
+        return failure.why
+    return None if usable else "has no key that can be used"
+
+
 async def _accepts_connections(url: str) -> bool:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -200,4 +231,5 @@ CHECKS: dict[str, Check] = {
     "listen": _listen,
     "tool servers": _tool_servers,
     "callbacks": _callbacks,
+    "issuers": _issuers,
 }

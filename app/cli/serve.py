@@ -74,6 +74,11 @@ def serve(
     )
     for name in settings_without_effect():
         log.warning("this setting has no effect in this release", setting=name)
+    if not settings.has_oauth:
+        log.info(
+            "OAuth is not configured: a bearer token is not checked with anyone, it is the "
+            "owner of its tasks, and a renewed one is another owner"
+        )
     # uvicorn gives a signal back after it has drained; then the blocks below are left in order.
     signal.signal(signal.SIGTERM, _leave)
     try:

@@ -9,6 +9,7 @@ from functools import lru_cache
 class OwnerKind(StrEnum):
     CLIENT_KEY = "client-key"
     OPAQUE_TOKEN = "opaque-token"  # noqa: S105 - a kind of credential, not one
+    OAUTH = "oauth"
     ANONYMOUS = "anonymous"
 
 
@@ -57,3 +58,10 @@ def opaque_token_owner(token: str) -> Owner:
 def opaque_token_hash_owner(sha256_hex: str) -> Owner:
     """`sha256_hex`: 64 hexadecimal digits, either case."""
     return Owner(OwnerKind.OPAQUE_TOKEN, (sha256_hex.lower(),))
+
+
+@lru_cache(maxsize=10_000)
+def oauth_owner(issuer: str, subject: str, client_id: str | None) -> Owner:
+    """Whoever `subject` is to `issuer`, with the client that it uses: the same for every token."""
+    names = (issuer, subject) if client_id is None else (issuer, subject, client_id)
+    return Owner(OwnerKind.OAUTH, names)

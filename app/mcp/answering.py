@@ -7,12 +7,19 @@ import structlog
 from msgspec import UNSET
 
 from app.asgi import Answer, Headers, text_header
-from app.auth.callers import Callers
 from app.auth.cursors import Cursors
 from app.broker.context import Broker, Caller
-from app.errors import StorageUnavailable
+from app.errors import Unavailable
 from app.mcp import jsonrpc
-from app.mcp.door import BOTH, EVENT_STREAM, INTERNAL, accepts, unavailable
+from app.mcp.door import (
+    BOTH,
+    EVENT_STREAM,
+    INTERNAL,
+    Visitor,
+    accepts,
+    insufficient_scope,
+    unavailable,
+)
 from app.mcp.eras import MODERN, Legacy, Modern, UnsupportedVersion, classify, mismatch, part
 from app.mcp.jsonrpc import (
     INTERNAL_ERROR,
@@ -27,6 +34,8 @@ from app.mcp.legacy import Call, LegacyDispatcher, withdrawn_request
 from app.mcp.listening import Listening
 from app.mcp.modern import METHODS as MODERN_METHODS
 from app.mcp.modern import Dispatcher
+from app.mcp.rechecking import Rechecking
+from app.mcp.scopes import ANSWER, Scopes
 from app.mcp.streams import Held, Holding
 from app.telemetry import Metrics
 from app.views import legacy as legacy_view
@@ -43,10 +52,11 @@ class Answering:
     def __init__(
         self,
         broker: Broker,
-        callers: Callers,
         cursors: Cursors,
         holding: Holding,
         listening: Listening,
+        rechecking: Rechecking,
+        scopes: Scopes,
         metrics: Metrics,
         *,
         legacy: bool,
@@ -55,6 +65,7 @@ class Answering:
         self._count = metrics.mcp.count
         self.versions = (modern.VERSION, *(legacy_view.VERSIONS if legacy else ()))
         self._holding = holding
+        self._scopes = scopes
         self._modern = Dispatcher(
             broker,
             self.versions,
@@ -62,24 +73,31 @@ class Answering:
             strict_headers=strict_headers,
             name_missing=metrics.missing_mcp_name.inc,
         )
-        self._legacy = LegacyDispatcher(broker, callers, cursors) if legacy else None
+        self._legacy = LegacyDispatcher(broker, rechecking, cursors) if legacy else None
         self._methods: dict[type, Callable[..., Awaitable[str | Held]]] = {
             Modern: self._in_modern,
             Legacy: self._in_legacy,
         }
 
-    async def __call__(self, body: bytes, headers: Headers, caller: Caller) -> Answer | Held:
+    async def __call__(self, body: bytes, headers: Headers, visitor: Visitor) -> Answer | Held:
         """The answer to the message in a body; 202 for what needs none."""
         started = time.perf_counter()
         method, era = "invalid", "none"
         answer: Answer | Held
         try:
             message = jsonrpc.parse(body)
+            lacking = self._scopes.lacking(_wanted(message), visitor.scopes)
             if isinstance(message, Request):
                 method = message.method if message.method in METHODS else "other"
-                era, answer, outcome = await self._respond(message, headers, caller)
             else:
-                method, answer, outcome = "message", await self._take(message, caller), "ok"
+                method = "message"
+            if lacking is not None:
+                rpc_id = message.id if isinstance(message, Request) else None
+                answer, outcome = insufficient_scope(lacking, visitor, rpc_id), "403"
+            elif isinstance(message, Request):
+                era, answer, outcome = await self._respond(message, headers, visitor.caller)
+            else:
+                answer, outcome = await self._take(message, visitor.caller), "ok"
         except jsonrpc.BadMessage as bad:
             answer, outcome = Answer(bad.status, jsonrpc.error_body(bad.id, bad)), str(bad.code)
         self._count(method, era, outcome, time.perf_counter() - started)
@@ -99,7 +117,7 @@ class Answering:
                 withdrawn = withdrawn_request(message)
                 if withdrawn is not None:
                     self._holding.withdraw(caller.owner[0], withdrawn)
-        except StorageUnavailable as error:
+        except Unavailable as error:
             return unavailable(None, error)
         except Exception:
             log.exception("a message could not be taken")
@@ -122,7 +140,7 @@ class Answering:
             return name, _failed(request, failure), "ok"
         except RpcFailure as failure:
             return name, _failed(request, failure), str(failure.code)
-        except StorageUnavailable as error:
+        except Unavailable as error:
             return name, unavailable(request.id, error), "unavailable"
         except Exception:
             log.exception("mcp request failed", method=request.method[:64])
@@ -158,6 +176,11 @@ class Answering:
             streams=accepts(headers, EVENT_STREAM),
         )
         return await self._legacy(call)
+
+
+def _wanted(message: Request | Notification | Response) -> str:
+    """The method whose scope a message needs."""
+    return ANSWER if isinstance(message, Response) else message.method
 
 
 def _too_many(request: Request) -> Answer:

@@ -3,22 +3,25 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
 
 from app.asgi import Answer, Headers, text_header
+from app.broker.context import Caller
 from app.errors import (
     BrokerError,
     HeadersTooLarge,
     Invalid,
-    StorageUnavailable,
     TooLarge,
     TooSlow,
     Unauthenticated,
+    Unavailable,
 )
 from app.mcp import jsonrpc
 from app.mcp.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, RpcFailure
+from app.mcp.resources import challenge
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +36,16 @@ _STATUS: dict[type[BrokerError], int] = {
     TooLarge: 413,
     HeadersTooLarge: 431,
 }
+
+
+class Visitor(NamedTuple):
+    """An MCP client that was let in."""
+
+    caller: Caller
+    scopes: frozenset[str] | None
+    """What its token was granted, if that is one that has scopes."""
+    metadata_url: str | None
+    """Where it can read about the door that it came through."""
 
 
 class Doorkeeper:
@@ -114,22 +127,34 @@ def refusal(
     return Answer(status, body, headers=headers)
 
 
-def turned_away(error: BrokerError, headers: Headers, rpc_id: bytes | None = None) -> Answer:
+def turned_away(
+    error: BrokerError,
+    headers: Headers,
+    rpc_id: bytes | None = None,
+    metadata_url: str | None = None,
+) -> Answer:
     """The answer to a request that failed before its message was read.
 
     `rpc_id` is its id if that was seen: some clients show an error only if it has one.
+    `metadata_url` tells where to read about the door.
     """
     if isinstance(error, Unauthenticated):
-        known = b"authorization" in headers
-        challenge = b'Bearer error="invalid_token"' if known else b"Bearer"
-        return refusal(401, error.detail, (b"www-authenticate", challenge), rpc_id=rpc_id)
-    if isinstance(error, StorageUnavailable):
+        invalid = {"error": "invalid_token"} if b"authorization" in headers else {}
+        return refusal(401, error.detail, challenge(metadata_url, **invalid), rpc_id=rpc_id)
+    if isinstance(error, Unavailable):
         return unavailable(rpc_id, error)
     status = _STATUS.get(type(error))
     if status is None:
         log.error("mcp request failed before its message was read", exc_info=error)
         return Answer(500, jsonrpc.error_body(None, INTERNAL))
     return refusal(status, error.detail)
+
+
+def insufficient_scope(scope: str, visitor: Visitor, rpc_id: bytes | None) -> Answer:
+    """The answer to a request for which a token with another scope is needed."""
+    needed = challenge(visitor.metadata_url, error="insufficient_scope", scope=scope)
+    why = f"The access token needs the scope {scope} for this"
+    return refusal(403, why, needed, rpc_id=rpc_id)
 
 
 def unavailable(rpc_id: bytes | None, error: BrokerError) -> Answer:

@@ -23,8 +23,9 @@ from app.domain.owners import ANONYMOUS
 from app.errors import BrokerError
 from app.mcp import jsonrpc
 from app.mcp.answering import Answering
-from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
+from app.mcp.door import INTERNAL, Doorkeeper, Visitor, refusal, turned_away, unfit
 from app.mcp.peek import peek
+from app.mcp.resources import ProtectedResources
 from app.mcp.streams import Held, Holding
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ class McpEndpoint:
         doorkeeper: Doorkeeper,
         answering: Answering,
         holding: Holding,
+        resources: ProtectedResources,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -46,6 +48,7 @@ class McpEndpoint:
         self._doorkeeper = doorkeeper
         self._answering = answering
         self._holding = holding
+        self._metadata_url = resources.metadata_url(None)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,17 +71,18 @@ class McpEndpoint:
             if refused is not None:
                 return refused
             body = await read_body(headers, receive, self._max_body_bytes)
-            owner = await self._callers.owner(text_header(headers, b"authorization"))
+            owner, scopes = await self._callers.identity(text_header(headers, b"authorization"))
         except BrokerError as error:
             seen = peek(body, complete=True)
-            return turned_away(error, headers, seen.id if seen.method is not None else None)
+            rpc_id = seen.id if seen.method is not None else None
+            return turned_away(error, headers, rpc_id, self._metadata_url)
         except ClientGone:
             raise
         except Exception:
             log.exception("mcp request failed before its message was read")
             return Answer(500, jsonrpc.error_body(None, INTERNAL))
         caller = Caller(self._keyring.fingerprints(owner), anonymous=owner == ANONYMOUS)
-        return await self._answering(body, headers, caller)
+        return await self._answering(body, headers, Visitor(caller, scopes, self._metadata_url))
 
     def _refuse(self, method: str, headers: Headers) -> Answer | None:
         """The answer to a request that is turned away before its body is read."""

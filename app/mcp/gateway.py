@@ -36,11 +36,12 @@ from app.errors import BrokerError, TooLarge, TooSlow
 from app.mcp import forwarding, jsonrpc
 from app.mcp.advertising import Advertising
 from app.mcp.answering import Answering
-from app.mcp.door import INTERNAL, Doorkeeper, refusal, turned_away, unfit
+from app.mcp.door import INTERNAL, Doorkeeper, Visitor, refusal, turned_away, unfit
 from app.mcp.jsonrpc import RpcFailure
 from app.mcp.legacy import CANCELLED, named_question, withdrawn_request
 from app.mcp.peek import LOOKED_AT, message_id, peek, request_id
 from app.mcp.relay import Outbound, Relay, bad_gateway
+from app.mcp.resources import ProtectedResources
 from app.mcp.streams import Held, Holding
 from app.mcp.subjects import LISTEN, is_about_tasks, task_ids
 from app.mcp.upstreams import BadGateway, Disabled, Loop
@@ -69,6 +70,7 @@ class Gateway:
         answering: Answering,
         holding: Holding,
         relay: Relay,
+        resources: ProtectedResources,
         *,
         advertising: Advertising,
         pseudonym: bytes,
@@ -81,6 +83,7 @@ class Gateway:
         self._answering = answering
         self._holding = holding
         self._relay = relay
+        self._resources = resources
         self._advertising = advertising
         self._pseudonym = pseudonym
         self._max_body_bytes = max_body_bytes
@@ -111,7 +114,8 @@ class Gateway:
         except BadGateway as error:
             return bad_gateway(error, request_id(body))
         except BrokerError as error:
-            return turned_away(error, headers, request_id(body))
+            metadata_url = self._resources.metadata_url(_backend_name(scope))
+            return turned_away(error, headers, request_id(body), metadata_url)
         except ClientGone:
             raise
         except Exception:
@@ -129,13 +133,13 @@ class Gateway:
     async def _route(
         self, scope: Scope, headers: Headers, body: StreamedBody
     ) -> Answer | Held | _Route:
-        name: str = scope["path"].removeprefix(PREFIX)
-        backend = await self._backends.get(name) if NAME.fullmatch(name) else None
+        backend = await self._behind(_backend_name(scope))
         if backend is None or backend.terms.mcp_url is None:
             return refusal(404, "No tool server with an mcp-url is registered under this name")
         if scope["method"] == "POST":
             await body.grow()  # so that also a refusal can carry the id of what it refuses
-        owner = await self._callers.owner(text_header(headers, b"authorization"), backend)
+        authorization = text_header(headers, b"authorization")
+        owner, scopes = await self._callers.identity(authorization, backend)
         caller = Caller(
             self._broker.keyring.fingerprints(owner), backend.id, anonymous=owner == ANONYMOUS
         )
@@ -146,7 +150,9 @@ class Gateway:
                 return refused
             await body.read(headers, self._max_body_bytes)
             if not is_about_tasks(method) or self._is_ours(method, body.head, backend):
-                return await self._answering(body.head, headers, caller)
+                metadata_url = self._resources.metadata_url(backend.name)
+                visitor = Visitor(caller, scopes, metadata_url)
+                return await self._answering(body.head, headers, visitor)
         if backend.disabled_at is not None:
             raise Disabled
         if self._came_from_here(headers):
@@ -222,6 +228,19 @@ class Gateway:
             return True
         return any(map(self._broker.keyring.may_have_minted, ids))
 
+    async def has_door(self, name: str) -> bool:
+        """Whether there is a tool server behind the door of this name."""
+        backend = await self._behind(name)
+        return backend is not None and backend.terms.mcp_url is not None
+
+    async def _behind(self, name: str) -> Backend | None:
+        return await self._backends.get(name) if NAME.fullmatch(name) else None
+
     async def _find_backend(self, name: str) -> Backend | None:
         async with self._broker.db.transaction() as connection:
             return await backends.by_name(connection, name)
+
+
+def _backend_name(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(PREFIX)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import structlog
 from msgspec import UNSET, Raw
 
-from app.auth.callers import Callers
 from app.auth.cursors import Cursors
 from app.broker.answer import answer
 from app.broker.cancel import Ended, cancel_now
@@ -33,6 +32,7 @@ from app.mcp.jsonrpc import (
     Response,
     RpcFailure,
 )
+from app.mcp.rechecking import Rechecking
 from app.mcp.refusals import refusals
 from app.mcp.streams import Held
 from app.views import legacy as view
@@ -61,9 +61,9 @@ class Call(NamedTuple):
 
 
 class LegacyDispatcher:
-    def __init__(self, broker: Broker, callers: Callers, cursors: Cursors) -> None:
+    def __init__(self, broker: Broker, rechecking: Rechecking, cursors: Cursors) -> None:
         self._broker = broker
-        self._callers = callers
+        self._recheck = rechecking
         self._cursors = cursors
         self._asking: dict[str, object] = {}
         """For each task the newest stream: it alone puts the questions."""
@@ -182,8 +182,7 @@ class LegacyDispatcher:
                             method, params = view.question(question, task_id)
                             yield jsonrpc.request_body(f"{task_id}:{question.key}", method, params)
                     task = await anext(states)
-                    if call.authorization is not None:
-                        await self._callers.owner(call.authorization)
+                    await self._recheck(call.authorization, call.method)
                 result = _ending(task, task_id)
         except Unauthenticated as error:
             failure = RpcFailure(INVALID_REQUEST, error.detail, 401)

@@ -11,16 +11,17 @@ from contextlib import aclosing
 import structlog
 
 from app.asgi import Headers, text_header
-from app.auth.callers import Callers
 from app.broker.context import Broker, Caller
-from app.broker.follow import AWAY_SECONDS, Seen, follow_all, own_tasks
-from app.errors import StorageUnavailable, Unauthenticated
+from app.broker.follow import Seen, follow_all, own_tasks
+from app.errors import Unauthenticated
 from app.mcp import jsonrpc
 from app.mcp.door import INTERNAL
 from app.mcp.eras import invalid_params
 from app.mcp.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcFailure
+from app.mcp.rechecking import Rechecking
 from app.mcp.refusals import EXPIRED
 from app.mcp.streams import Held
+from app.mcp.subjects import LISTEN
 from app.views import modern as view
 
 log = structlog.get_logger(__name__)
@@ -31,9 +32,9 @@ _EXPIRED = json.dumps({"code": INVALID_PARAMS, "message": EXPIRED})
 class Listening:
     """Opens streams; one may name `max_tasks`."""
 
-    def __init__(self, broker: Broker, callers: Callers, *, max_tasks: int) -> None:
+    def __init__(self, broker: Broker, rechecking: Rechecking, *, max_tasks: int) -> None:
         self._broker = broker
-        self._callers = callers
+        self._recheck = rechecking
         self._max_tasks = max_tasks
 
     async def open(self, rpc_id: bytes, ids: list[str], headers: Headers, caller: Caller) -> Held:
@@ -75,7 +76,7 @@ class Listening:
                     params = _params(seen, subscription)
                     if told.get(seen.task_id) != hash(params):
                         told[seen.task_id] = hash(params)
-                        await self._check(authorization)
+                        await self._recheck(authorization, LISTEN)
                         yield jsonrpc.notification_body("notifications/tasks", params)
                     del seen, params  # they may be large, and the next one far
         except Unauthenticated as error:
@@ -86,16 +87,6 @@ class Listening:
             yield jsonrpc.error_body(rpc_id, INTERNAL)
         else:
             yield _end(rpc_id)
-
-    async def _check(self, authorization: str | None) -> None:
-        """Raises Unauthenticated when the credential is no longer valid."""
-        while authorization is not None:
-            try:
-                await self._callers.owner(authorization)
-            except StorageUnavailable:
-                await asyncio.sleep(AWAY_SECONDS)
-            else:
-                return
 
 
 def _params(seen: Seen, subscription: str) -> str:
