@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from app.domain.issuers import Issuer
 from app.settings import SettingsError, load_settings, settings_without_effect
 from tests.support.service import new_secret_key
+
+ISSUER = '{"issuer": "https://id.example", "audience": "x"}'
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,29 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "value"),
     [
         ("DEFAULT_TTL", "1"),  # no such setting
-        ("OAUTH_ISSUERS", "[]"),  # would promise a check that is not there
+        ("MAX_LIVE_TASKS_PER_OWNER", "5"),  # would promise a limit that is not there
+        ("OAUTH_ISSUERS", "[]"),
+        ("OAUTH_ISSUERS", "hunter2"),
+        ("OAUTH_ISSUERS", "[" * 100_000),
+        ("OAUTH_ISSUERS", '["hunter2"]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example"}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "http://a.example", "audience": "x"}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example?hunter2", "audience": "x"}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example", "audience": []}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example", "audience": [""]}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example", "audience": "x", "hunter2": 1}]'),
+        ("OAUTH_ISSUERS", '[{"issuer": "https://a.example", "audience": "x", "jwks_uri": 1}]'),
+        ("OAUTH_ISSUERS", f"[{ISSUER}, {ISSUER}]"),
+        ("OAUTH_ISSUERS", f"[{ISSUER}]"),  # needs PUBLIC_URL
+        ("PUBLIC_URL", "broker.example"),
+        ("PUBLIC_URL", "https://broker.example/path"),
+        ("PUBLIC_URL", "https://user:hunter2@broker.example"),
+        ("INTROSPECTION_URL", "http://id.example/introspect"),
+        ("INTROSPECTION_URL", "https://id.example/introspect"),  # needs credentials
+        ("INTROSPECTION_CLIENT_SECRET", "hunter2"),
+        ("INTROSPECTION_AUDIENCE", "x"),
+        ("SCOPES_READ", "tasks:read"),  # nobody has scopes
+        ("SCOPES_WRITE", 'a"b'),
         ("DEFAULT_TTL_MS", "soon"),
         ("DEFAULT_TTL_MS", "0"),
         ("DEFAULT_TTL_MS", "999999999999"),  # more than the maximum
@@ -83,3 +108,25 @@ def test_settings_of_features_to_come_are_accepted_and_named(
     monkeypatch.setenv("TASKBROKER_RATE_LIMIT_ENABLED", "false")
     load_settings()
     assert settings_without_effect() == ["TASKBROKER_RATE_LIMIT_ENABLED"]
+
+
+def test_issuers_are_a_json_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys_at = '{"issuer": "https://b.example/t", "audience": ["x", "y"], "jwks_uri": "https://b/k"}'
+    monkeypatch.setenv("TASKBROKER_OAUTH_ISSUERS", f"[{ISSUER}, {keys_at}]")
+    monkeypatch.setenv("TASKBROKER_PUBLIC_URL", "https://broker.example/")
+    settings = load_settings()
+    assert settings.oauth_issuers == (
+        Issuer("https://id.example", frozenset(["x"])),
+        Issuer("https://b.example/t", frozenset(["x", "y"]), "https://b/k"),
+    )
+    assert settings.public_url == "https://broker.example"
+
+
+def test_the_secret_of_introspection_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("URL", "https://id.example/introspect"),
+        ("CLIENT_ID", "broker"),
+        ("CLIENT_SECRET", "hunter2"),
+    ):
+        monkeypatch.setenv(f"TASKBROKER_INTROSPECTION_{name}", value)
+    assert "hunter2" not in repr(load_settings())
