@@ -527,7 +527,9 @@ _create_members = st.fixed_dictionaries(
         "externalId": _texts | values,
         "tool": _texts | values,
         "owner": st.dictionaries(
-            st.sampled_from(["authorization", "tokenSha256", "anonymous", "handle", "issuer"]),
+            st.sampled_from(
+                ["authorization", "tokenSha256", "anonymous", "handle", "issuer", "subject"]
+            ),
             _texts | values,
             max_size=2,
         )

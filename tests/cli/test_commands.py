@@ -4,7 +4,9 @@ import json
 import re
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +18,7 @@ from app.auth.keys import key_hash
 from app.cli import app, main
 from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
+from tests.support.authorization import jwk, rsa_key
 from tests.support.processes import COMMAND, ROOT, environment, free_port
 from tests.support.secrecy import secret
 from tests.support.service import new_secret_key
@@ -204,7 +207,7 @@ def test_keys_are_32_bytes_and_never_the_same(taskbroker: Command) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_good_set_up(taskbroker: Command) -> None:
     findings = data(taskbroker("doctor", "--json"))
     assert [finding["check"] for finding in findings] == [
-        "database", "schema", "clock", "keys", "listen", "tool servers", "callbacks",
+        "database", "schema", "clock", "keys", "listen", "tool servers", "callbacks", "issuers",
     ]  # fmt: skip
     assert all(finding["ok"] for finding in findings)
 
@@ -316,3 +319,31 @@ def test_a_server_that_cannot_listen_says_where_and_ends_with_1(database_url: st
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1, port {port}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+class _KeysOfAnIssuer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        found = self.path == "/keys"
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"keys": [jwk(rsa_key())]}).encode())
+
+
+def test_the_doctor_fetches_the_keys_of_each_issuer(
+    taskbroker: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _KeysOfAnIssuer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        good = {"issuer": f"{url}/good", "audience": "x", "jwks_uri": f"{url}/keys"}
+        bad = {"issuer": f"{url}/bad", "audience": "x"}
+        monkeypatch.setenv("TASKBROKER_PUBLIC_URL", "https://broker.example")
+        monkeypatch.setenv("TASKBROKER_OAUTH_ISSUERS", json.dumps([good]))
+        healthy = taskbroker("doctor")
+        monkeypatch.setenv("TASKBROKER_OAUTH_ISSUERS", json.dumps([good, bad]))
+        ill = taskbroker("doctor")
+        server.shutdown()
+    assert healthy.exit_code == 0
+    assert "ok   issuers: 1" in healthy.output
+    assert ill.exit_code == 1
+    assert f"BAD  issuers: {url}/bad: 4xx" in ill.output

@@ -4,7 +4,7 @@ import json
 import secrets
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -53,7 +53,7 @@ class AuthorizationServer:
     def __init__(self, clock: ShiftedClock) -> None:
         self.url = ""
         self.key: PrivateKey = rsa_key()
-        self.keys: list[dict[str, Any]] = [jwk(self.key, kid="one")]
+        self.keys: list[Any] = [jwk(self.key, kid="one")]
         self.metadata: dict[str, Any] = {}
         self.requests: Counter[str] = Counter()
         self.instead: dict[str, Behaviour] = {}
@@ -89,11 +89,12 @@ class AuthorizationServer:
         key: PrivateKey | None = None,
         algorithm: str = "RS256",
         header: dict[str, Any] | None = None,
+        changes: Mapping[str, Any] | None = None,
         **claims: Any,
     ) -> str:
         """A token signed by this server, good unless a test changes it."""
         signed = jwt.api_jws.encode(
-            json.dumps(self.claims(**claims)).encode(),
+            json.dumps(self.claims(**(changes or {}), **claims)).encode(),
             key or self.key,
             algorithm,
             headers={"kid": "one", "typ": "at+jwt"} if header is None else header,
@@ -123,7 +124,7 @@ class AuthorizationServer:
             },
             "/introspect": self._introspected,
         }  # fmt: skip
-        answer = answers.get(request.path, lambda _: None)(request)
+        answer = answers[request.path](request) if request.path in answers else None
         body = json.dumps(answer).encode()
         await respond(send, body, status=404 if answer is None else 200)
 
