@@ -306,11 +306,6 @@ def load_settings() -> Settings:
 
 def _check_oauth(settings: Settings) -> None:
     """What one setting needs of another."""
-    if settings.oauth_issuers and settings.public_url is None:
-        raise SettingsError(
-            f"{PREFIX}PUBLIC_URL must be set with {PREFIX}OAUTH_ISSUERS: "
-            "clients are told by it for which resource they need a token"
-        )
     credentials = (settings.introspection_client_id, settings.introspection_client_secret)
     if settings.introspection_url is not None and not all(credentials):
         raise SettingsError(

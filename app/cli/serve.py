@@ -72,6 +72,7 @@ def serve(
             "port": settings.port if port is None else port,
         }
     )
+    settings = _with_public_url(settings)
     for name in settings_without_effect():
         log.warning("this setting has no effect in this release", setting=name)
     if not settings.has_oauth:
@@ -88,6 +89,23 @@ def serve(
             _serve_embedded(settings, workers, demo=demo)
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+def _with_public_url(settings: Settings) -> Settings:
+    """The settings with the URL for which clients of OAuth are told to get their tokens. A broker
+    that only this machine reaches knows it by itself.
+    """
+    if settings.public_url is not None or not settings.authorization_servers:
+        return settings
+    if settings.host in LOOPBACK and settings.port:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        return settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
+    if settings.oauth_issuers:
+        raise SettingsError(
+            f"{PREFIX}PUBLIC_URL must be set with {PREFIX}OAUTH_ISSUERS: "
+            "clients are told by it for which resource they need a token"
+        )
+    return settings
 
 
 def _serve_embedded(settings: Settings, workers: int, *, demo: bool) -> None:
@@ -211,6 +229,8 @@ def _hand_to_workers(settings: Settings) -> None:
     os.environ[f"{PREFIX}DATABASE_URL"] = str(settings.database_url)
     os.environ[f"{PREFIX}SECRET_KEYS"] = ",".join(settings.secret_keys)
     os.environ[f"{PREFIX}HOST"] = settings.host
+    if settings.public_url is not None:
+        os.environ[f"{PREFIX}PUBLIC_URL"] = settings.public_url
     os.environ[f"{PREFIX}ALLOW_PRIVATE_CALLBACKS"] = str(settings.allow_private_callbacks)
 
 

@@ -17,6 +17,7 @@ from app import __version__
 from app.auth.keys import key_hash
 from app.cli import app, main
 from app.db.embedded import EmbeddedPostgres
+from app.settings import SettingsError
 from app.telemetry import set_up_logs
 from tests.support.authorization import jwk, rsa_key
 from tests.support.processes import COMMAND, ROOT, environment, free_port
@@ -347,3 +348,14 @@ def test_the_doctor_fetches_the_keys_of_each_issuer(
     assert "ok   issuers: 1" in healthy.output
     assert ill.exit_code == 1
     assert f"BAD  issuers: {url}/bad: 4xx" in ill.output
+
+
+def test_clients_of_oauth_must_be_told_where_the_broker_is(
+    taskbroker: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loopback address it knows by itself."""
+    issuer = '[{"issuer": "https://id.example", "audience": "x"}]'
+    monkeypatch.setenv("TASKBROKER_OAUTH_ISSUERS", issuer)
+    result = taskbroker("serve", "--host", "0.0.0.0")  # noqa: S104 - it does not get that far
+    assert isinstance(result.exception, SettingsError)
+    assert "TASKBROKER_PUBLIC_URL must be set" in str(result.exception)
