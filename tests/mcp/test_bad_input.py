@@ -610,7 +610,6 @@ async def test_tasks_need_the_capability_on_the_very_request(
     [
         "tasks/result",
         "tasks/list",
-        "subscriptions/listen",
         "tools/list",
         "tools/call",
         "initialize",
