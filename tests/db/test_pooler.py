@@ -102,8 +102,8 @@ async def test_who_hears_only_itself_knows_that_it_is_deaf(
     async with transaction_pooler(database_url, sessions=1) as url:
         db = Database(url, clock, pooled=True)
         running = asyncio.create_task(db.notifications.run())
-        await eventually(lambda: db.notifications.arrive)
-        await eventually(lambda: not db.notifications.arrive)
+        await eventually(lambda: db.notifications._said_deaf)
+        assert not db.notifications.arrive
         async with db.own_connection() as another:
             left = await another.fetch("SELECT name FROM pg_settings WHERE source = 'session'")
         assert "synchronous_commit" not in {row["name"] for row in left}, "others want it"
