@@ -11,7 +11,8 @@ from sqlalchemy import text
 from app.db import notifications
 from app.db.changes import Watch
 from app.db.database import Database
-from app.db.notifications import CHANNEL, KEYS_AT_ONCE, MOST_UNSENT
+from app.db.engine import Driver
+from app.db.notifications import CHANNEL, KEYS_AT_ONCE, MOST_UNSENT, Notifications
 from app.db.statements import Statement
 from tests.support.clock import ShiftedClock
 from tests.support.service import Service
@@ -177,25 +178,26 @@ async def test_refused_notifications_leave_the_looks(
     refused = Statement(text("SELECT 1 / 0, :channel, :payload"))
     monkeypatch.setattr(notifications, "NOTIFY", refused)
     db = Database(database_url, clock)
-    running = asyncio.create_task(db.notifications.run())
+    connections: list[Driver] = []
+
+    async def connect() -> Driver:
+        connections.append(await db.connect())
+        return connections[-1]
+
+    alone = Notifications(connect, db.transaction, db.changes, db.news, clock)
+    running = asyncio.create_task(alone.run())
     with db.changes.watching([UUID(task.ref)]) as watch:
         await quiet(watch)
         async with db.own_connection() as connection:
-            before = await connection.fetchval(SESSIONS)
             await connection.execute(
                 "UPDATE tasks SET status_message = '\"by hand\"' WHERE task_ref = $1", task.ref
             )
-            assert await watch.changes(30) == {UUID(task.ref)}
-            assert await connection.fetchval(SESSIONS) == before
-    assert not db.notifications.arrive
+        alone.send([UUID(int=1)], [])
+        assert await watch.changes(30) == {UUID(task.ref)}
+    assert len(connections) == 1
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await db.close()
-
-
-SESSIONS = (
-    "SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity WHERE datname = current_database()"
-)
 
 
 async def test_a_change_that_nobody_told_of_is_found_by_looking(
