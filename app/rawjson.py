@@ -144,9 +144,9 @@ def members(document: str) -> Iterator[tuple[str, str]]:
         _end(document, at + 1)
         return
     while True:
+        if document[at : at + 1] != '"':
+            raise ValueError(f"expected a member name at character {at}")
         name, after_name = _strict.raw_decode(document, at)
-        if not isinstance(name, str):
-            raise ValueError(f"expected a member name at character {at}")  # noqa: TRY004 - syntax
         start = _skip(document, after_name, ":")
         _, stop = _strict.raw_decode(document, start)
         yield name, document[start:stop]

@@ -442,7 +442,10 @@ async def test_the_webhook_takes_data_of_any_types(
     stored = await server.tools.read(ref)
     if answer.status == 200:
         assert answer.json()["applied"] is True
-        assert stored.json()["status"] == answer.json()["task"]["status"]
+        if stored.status_code == 410:  # it was given a time to live that is over
+            assert "ttlMs" in data
+        else:
+            assert stored.json()["status"] == answer.json()["task"]["status"]
     else:
         assert answer.status in {400, 422}
         assert stored.json()["status"] == "working"

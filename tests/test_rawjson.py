@@ -215,6 +215,8 @@ _EDITS = st.lists(
 
 @settings(max_examples=200)
 @given(json_documents(), _EDITS)
+@example('{0:null,"a":"\\ud83d"}', [])
+@example('{null:1,"a":"\\ud83d"}', [])
 def test_a_damaged_document_is_accepted_only_if_it_is_json_still(
     document: str, edits: list[tuple[float, int, bytes]]
 ) -> None:
