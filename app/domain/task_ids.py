@@ -39,7 +39,8 @@ class _Key:
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
             raise ValueError(f"a secret key has {KEY_BYTES} bytes")
-        self.kid = _derive(secret, b"kid")[0]
+        # Below 0xF8, so that no id begins with "-": command lines would take it for an option.
+        self.kid = _derive(secret, b"kid")[0] % 0xF8
         self._owner = _derive(secret, b"owner")
         self._task_id = _derive(secret, b"task-id")
 

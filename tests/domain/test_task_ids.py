@@ -29,6 +29,12 @@ def test_an_id_is_64_characters_that_need_no_escaping() -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]{64}", task_id)
 
 
+@given(st.binary(min_size=32, max_size=32), refs)
+def test_no_id_looks_like_an_option_of_a_command(key: bytes, ref: UUID) -> None:
+    ring = Keyring([key])
+    assert ring.mint(ref, ring.fingerprints(ANONYMOUS))[0].isalnum()
+
+
 @given(refs, owners)
 def test_an_id_gives_its_reference_back_to_its_owner(ref: UUID, owner: Owner) -> None:
     ring = Keyring([KEY])
