@@ -12,7 +12,7 @@ from app.db.embedded import EmbeddedPostgres
 from app.telemetry import set_up_logs
 from tests.support.clock import ShiftedClock
 from tests.support.databases import Databases
-from tests.support.processes import folder_for_all
+from tests.support.processes import folder_for_all, in_memory
 from tests.support.queries import PRELOAD, QueryCount, count_queries
 from tests.support.secrecy import LOGS
 from tests.support.service import Service, running_service, test_settings
@@ -34,7 +34,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
     chosen = os.environ.get("TEST_POSTGRES_BIN", "")
     programs = Path(chosen) if chosen else None
     with (
-        folder_for_all() as folder,
+        folder_for_all(in_memory()) as folder,  # a new database for each test
         EmbeddedPostgres(folder, binaries=programs, options=FAST) as server,
     ):
         yield server

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -54,10 +55,20 @@ async def run(command: str, log: str, **settings: str) -> str:
     return output.decode()
 
 
+DISK, MEMORY = Path("/tmp"), Path("/dev/shm")  # noqa: S108 - folders of their own are made in them
+ENOUGH_BYTES = 6 * 1024**3
+
+
+def in_memory() -> Path:
+    """Where files need no disk, if there is such a place with room enough."""
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES
+    return MEMORY if roomy else DISK
+
+
 @contextmanager
-def folder_for_all() -> Iterator[Path]:
+def folder_for_all(within: Path = DISK) -> Iterator[Path]:
     """A folder with a short path that every user may enter, as root's Postgres must."""
-    with tempfile.TemporaryDirectory(prefix="tb-", dir="/tmp", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="tb-", dir=within, ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
